@@ -1,0 +1,48 @@
+# Two commands to know: `make demo` and `make test`. Both work on a fresh clone.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# An environment variable, not an option: the isolated build of remat itself obeys it too.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint types imports tests bench clean
+
+demo: $(VENV)/.demo                ## differentiate a long simulation in a few percent of the memory
+	$(BIN)/remat demo
+
+test: lint types imports tests     ## everything that has to pass
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test
+	$(BIN)/mypy
+
+imports: $(VENV)/.test
+	$(BIN)/lint-imports
+
+tests: $(VENV)/.test
+	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered
+
+bench: $(VENV)/.bench              ## all figures, written to benchmarks/results/
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --editable '.[plot]'
+	touch $@
+
+$(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --editable '.[dev,plot,torch]'
+	touch $@
+
+$(VENV)/.bench: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --editable '.[bench,plot,torch]'
+	touch $@

@@ -1,0 +1,46 @@
+"""What remat raises.
+
+    RematError
+    ├── BudgetTooSmallError     no plan fits the bytes that were given
+    ├── LoopTransformError      a Python loop cannot be rewritten
+    ├── RecomputeMismatchError  a re-run gave another result than the first run
+    ├── StoreError              a checkpoint could not be written or read
+    └── UnsupportedError        this cannot work here; the message says what can
+
+Bad arguments are `TypeError` or `ValueError` and name the argument and the value given.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BudgetTooSmallError",
+    "LoopTransformError",
+    "RecomputeMismatchError",
+    "RematError",
+    "StoreError",
+    "UnsupportedError",
+]
+
+
+class RematError(Exception):
+    """Everything that remat itself raises, except for bad arguments."""
+
+
+class BudgetTooSmallError(RematError):
+    """No plan fits the bytes that were given; says how many are needed."""
+
+
+class LoopTransformError(RematError):
+    """A Python loop cannot be rewritten so that it checkpoints itself."""
+
+
+class RecomputeMismatchError(RematError):
+    """A re-run gave another result than the first run, so its gradient would be wrong."""
+
+
+class StoreError(RematError):
+    """A checkpoint could not be written, or did not come back as it was written."""
+
+
+class UnsupportedError(RematError):
+    """What was asked for cannot work here; the message says what to use instead."""

@@ -1,0 +1,303 @@
+"""Which schedule is best for a loop of this many steps and these bytes, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import isqrt
+
+from ..errors import BudgetTooSmallError
+from ..sizes import format_bytes, parse_bytes
+from .actions import Schedule, Sizes
+from .blocks import Blocks, best_blocks
+from .check import amount, whole_number
+from .mixed import Mixed
+from .multistage import Multistage
+from .revolve import Revolve
+from .simulate import simulate
+from .store_all import StoreAll
+from .uniform import Uniform
+
+__all__ = ["Disk", "LoopPlan", "Option", "default_checkpoints", "plan_loop"]
+
+# What the dynamic programmes may cost: about a tenth of a second, and about a second.
+_MIXED_WORK = 10**8
+_DISK_WORK = 3 * 10**8
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Slots on disk; a write and a read take as long as so many forward steps."""
+
+    slots: int
+    write_cost: float = 1.0
+    read_cost: float = 1.0
+
+
+@dataclass(frozen=True)
+class Option:
+    """A schedule and what it is predicted to cost."""
+
+    name: str
+    schedule: Schedule
+    evaluations: int
+    cost: float  # in forward steps: evaluations, disk reads and disk writes
+    sizes: Sizes
+    working_bytes: int
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """What is held at most, the pass's own working set included."""
+        return self.working_bytes + _held_bytes(self.schedule, self.sizes)
+
+    @property
+    def disk_slots(self) -> int:
+        return self.schedule.disk_slots if isinstance(self.schedule, Multistage) else 0
+
+
+@dataclass(frozen=True)
+class LoopPlan:
+    """The schedule to run, why, and what the others would cost."""
+
+    steps: int
+    best: Option
+    alternatives: tuple[Option, ...]
+    reason: str
+
+    @property
+    def name(self) -> str:
+        return self.best.name
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.best.schedule
+
+    @property
+    def evaluations(self) -> int:
+        return self.best.evaluations
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.best.peak_bytes
+
+
+def default_checkpoints(steps: int) -> int:
+    """Return the number of checkpoints when none is given: the root of the number of steps."""
+    return isqrt(steps)
+
+
+def plan_loop(
+    steps: int,
+    *,
+    slots: int | None = None,
+    memory_bytes: int | str | None = None,
+    state_bytes: int | str | None = None,
+    tape_bytes: int | str | None = None,
+    tape_input_bytes: int | str = 0,
+    working_bytes: int | str | None = None,
+    disk: Disk | None = None,
+    tolerance: float = 0.0,
+) -> LoopPlan:
+    """Choose the best schedule for a loop of `steps` steps.
+
+    Give the room either as `slots` (so many states, for checkpoints alone) or as `memory_bytes`
+    (the peak of the whole pass). `tape_bytes` is what one held step takes, its output included;
+    `tape_input_bytes` of it are the step's input, not paid twice where that is held anyway.
+    Without `tape_bytes` only states are held. `working_bytes` is what the pass needs beside its
+    checkpoints, by default one state and one tape. With a `tolerance` of 0.01, up to one percent
+    more forward work is accepted for the sake of a lower peak.
+
+    >>> plan = plan_loop(1000, memory_bytes="64MB", state_bytes="1MB", tape_bytes="3MB")
+    >>> plan.name, plan.evaluations
+    ('mixed', 2327)
+    """
+    steps = whole_number(steps, "steps")
+    if (slots is None) == (memory_bytes is None):
+        raise ValueError(
+            "give either slots or memory_bytes, got "
+            f"slots={slots!r} and memory_bytes={memory_bytes!r}"
+        )
+    amount(tolerance, "tolerance", "a fraction of the work")
+    _check_disk(disk)
+    sizes, working = _read_sizes(state_bytes, tape_bytes, tape_input_bytes, working_bytes, slots)
+    room = _read_room(steps, slots, memory_bytes, sizes, working)
+    loop = _Loop(steps, sizes, working, disk, tapes=tape_bytes is not None)
+    options = list(loop.options(room))
+    best = min(options, key=_rank)
+    if tolerance:
+        best = loop.thriftiest(room, best.cost * (1 + tolerance))
+        options = [best] + [option for option in options if option.name != best.name]
+    others = tuple(sorted((option for option in options if option is not best), key=_rank))
+    return LoopPlan(steps, best, others, _reason(best, others, steps, tapes=loop.tapes))
+
+
+def _check_disk(disk: Disk | None) -> None:
+    if disk is None:
+        return
+    if not isinstance(disk, Disk):
+        raise TypeError(f"disk is a remat.schedules.Disk, got {disk!r}")
+    whole_number(disk.slots, "disk_slots")
+    amount(disk.write_cost, "write_cost", "a number of forward steps")
+    amount(disk.read_cost, "read_cost", "a number of forward steps")
+
+
+def _read_sizes(
+    state: int | str | None,
+    tape: int | str | None,
+    tape_input: int | str,
+    working: int | str | None,
+    slots: int | None,
+) -> tuple[Sizes, int]:
+    if state is None and slots is None:
+        raise ValueError("memory_bytes needs state_bytes: give the bytes of one state")
+    state = 1 if state is None else parse_bytes(state, name="state_bytes")
+    if state == 0:
+        raise ValueError("state_bytes is at least 1, got 0")
+    taken = 0 if tape is None else parse_bytes(tape, name="tape_bytes")
+    # A tape contains the step's output, so it cannot be smaller than a state.
+    sizes = Sizes(state, max(taken, state), 0)
+    tape_input = min(parse_bytes(tape_input, name="tape_input_bytes"), state, sizes.tape - 1)
+    if working is None:
+        working = state + taken
+    return sizes._replace(tape_input=tape_input), parse_bytes(working, name="working_bytes")
+
+
+def _read_room(
+    steps: int, slots: int | None, memory: int | str | None, sizes: Sizes, working: int
+) -> int:
+    """Return the bytes that may be held beside the working set."""
+    if slots is not None:
+        return whole_number(slots, "slots") * sizes.state
+    assert memory is not None
+    bytes_ = parse_bytes(memory, name="memory_bytes")
+    if bytes_ < working and steps:
+        raise BudgetTooSmallError(
+            f"one step alone needs {format_bytes(working)} (state, tape and what goes back "
+            f"through it), the budget is {format_bytes(bytes_)}; raise the budget"
+        )
+    return max(0, bytes_ - working)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """All that the options depend on, but for the room."""
+
+    steps: int
+    sizes: Sizes
+    working: int
+    disk: Disk | None
+    tapes: bool
+
+    def option(self, name: str, schedule: Schedule, cost: float | None = None) -> Option:
+        evaluations = schedule.evaluations
+        price = float(evaluations if cost is None else cost)
+        return Option(name, schedule, evaluations, price, self.sizes, self.working)
+
+    def options(self, room: int) -> Iterator[Option]:
+        steps, sizes = self.steps, self.sizes
+        slots = room // sizes.state
+        yield self.option("revolve", Revolve(steps, slots))
+        yield self.option("uniform", Uniform(steps, slots))
+        if self.tapes:
+            if (steps - 1) * (sizes.tape - sizes.tape_input) <= room:
+                yield self.option("all", StoreAll(steps))
+            blocks = best_blocks(steps, room, sizes)
+            if blocks is not None:
+                yield self.option("blocks", blocks)
+            mixed = _mixed(steps, room, sizes)
+            if mixed is not None:
+                yield self.option("mixed", mixed)
+        if self.disk is not None:
+            # More slots of either kind never give a worse plan, so neither cuts the other short.
+            width = _DISK_WORK // (2 * max(1, steps * steps))
+            if width:
+                disk_slots = min(width, self.disk.slots)
+                costs = self.disk.write_cost, self.disk.read_cost
+                tiers = Multistage(steps, min(width, slots), disk_slots, *costs)
+                yield self.option("multistage", tiers, tiers.cost)
+
+    def thriftiest(self, room: int, allowed: float) -> Option:
+        """Return the best option of the least room in which the cost is still allowed."""
+        low, high = 0, room
+        # More room never costs more, so bisection finds the edge.
+        while high - low > 1:
+            middle = (low + high) // 2
+            if min(self.options(middle), key=_rank).cost <= allowed:
+                high = middle
+            else:
+                low = middle
+        return min(self.options(high), key=_rank)
+
+
+def _mixed(steps: int, room: int, sizes: Sizes) -> Mixed | None:
+    """Return the exact programme in a unit that does not depend on the room, if it is affordable.
+
+    The unit depends on the sizes alone and the table is cut off at a width that depends on the
+    steps alone: so more room never gives a worse plan.
+    """
+    if sizes.state == sizes.tape and not sizes.tape_input:
+        return Mixed(steps, room // sizes.state)
+    units, unit = _coarse(sizes)
+    width = min(int(room / unit), 2 * _MIXED_WORK // max(1, steps * steps))
+    if width < units.state or steps > 5000:
+        return None
+    return Mixed(steps, width, units)
+
+
+def _coarse(sizes: Sizes) -> tuple[Sizes, float]:
+    """Return sizes in a few units, and the bytes of a unit: so large that nothing is cut off."""
+    candidates = [_in_units(sizes, parts) for parts in (1, 2, 3, 4)]
+
+    def waste(candidate: tuple[Sizes, float]) -> float:
+        units, unit = candidate
+        return max(unit * units.state / sizes.state, unit * units.tape / sizes.tape)
+
+    return next((c for c in candidates if waste(c) <= 1.03), min(candidates, key=waste))
+
+
+def _in_units(sizes: Sizes, parts: int) -> tuple[Sizes, float]:
+    """Cut a state into `parts` units."""
+    state, tape, tape_input = sizes
+    if tape_input == state:  # what a tape adds to its input is what counts
+        added = max(1, round(parts * (tape - state) / state))
+        unit = max(state / parts, (tape - state) / added)
+        return Sizes(parts, parts + added, parts), unit
+    whole = max(parts, round(parts * tape / state))
+    unit = max(state / parts, tape / whole)
+    return Sizes(parts, whole, min(int(tape_input / unit), whole - 1)), unit
+
+
+def _rank(option: Option) -> tuple[float, int]:
+    # Equal costs: the simpler schedule.
+    order = ("all", "revolve", "uniform", "blocks", "mixed", "multistage")
+    return option.cost, order.index(option.name)
+
+
+def _held_bytes(schedule: Schedule, sizes: Sizes) -> int:
+    useful = max(0, schedule.steps - 2)  # states 1 … n - 2 are worth a slot
+    match schedule:
+        case StoreAll(steps):
+            return max(0, steps - 1) * (sizes.tape - sizes.tape_input)
+        case Blocks():
+            return schedule.peak(sizes)
+        case Revolve(slots=slots) | Uniform(slots=slots) | Multistage(slots=slots):
+            return min(slots, useful) * sizes.state
+        case _:
+            return simulate(schedule, schedule.steps, sizes=sizes).peak_memory
+
+
+def _reason(best: Option, others: tuple[Option, ...], steps: int, *, tapes: bool) -> str:
+    why = {
+        "all": "every tape fits, so no step runs twice",
+        "revolve": "the fewest evaluations for slots that hold states",
+        "uniform": "equal distances are as good as any here",
+        "blocks": "states at block starts and the tapes of one block at a time use the room best",
+        "mixed": "the exact programme over states and tapes uses the room best",
+        "multistage": "the disk holds what memory cannot, and is worth its reads and writes",
+    }[best.name]
+    if best.name == "revolve" and not tapes:
+        why += " (the bytes of a tape are not known; with tape_bytes there may be better)"
+    each = f"{best.evaluations / steps:.2f} evaluations a step" if steps else "nothing to run"
+    runner_up = f"; next is {others[0].name} at cost {others[0].cost:g}" if others else ""
+    return f"{why}: {each}{runner_up}"

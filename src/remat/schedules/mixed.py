@@ -1,0 +1,192 @@
+"""States and tapes in the same room, the fewest evaluations.
+
+For tapes of a state's size there is a closed form. A tape that contains its step's output stands
+for the state after the step as well, so `slots` of them reverse n steps with as many evaluations
+as `slots + 1` states reverse n + 1 steps without counting the taping runs; and the best place for
+a tape is one step before Revolve's place for a state.
+
+For other sizes it is a dynamic programme over (length of a stretch, room left). With r bytes free
+beside the state that a stretch of n steps starts from, the best of
+
+    hold nothing            n + E(n - 1, r)
+    hold the state k ahead  k + E(n - k, r - state) + E(k, r)
+    hold the tape k ahead   k + 1 + E(n - k - 1, r - tape) + E(k, r)
+
+where a tape at once (k = 0) finds its input held already and costs `tape - tape_input`, or takes
+the place of the state that the stretch started from, if that has a slot of its own. Brute force
+over all schedules finds nothing better on the small cases that the tests go through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd
+
+import numpy as np
+import numpy.typing as npt
+
+from .actions import Action, Sizes, Tier
+from .check import keep_whole, whole_number
+from .revolve import advances, split
+from .walk import Decision, Hold, Run, walk
+
+__all__ = ["Mixed"]
+
+Table = npt.NDArray[np.int32]
+_NEVER = 2**30
+_ONE_SLOT_EACH = Sizes()
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """The fewest evaluations when `room` is shared by states and tapes.
+
+    The unit of `room` is that of `sizes`; with the default sizes it is slots.
+
+    >>> Mixed(1000, 30).evaluations
+    2442
+    >>> Mixed(1000, 64_000, Sizes(state=2_000, tape=6_000, tape_input=2_000)).evaluations
+    2730
+    """
+
+    steps: int
+    room: int
+    sizes: Sizes = _ONE_SLOT_EACH
+
+    def __post_init__(self) -> None:
+        keep_whole(self, steps=0, room=0)
+        state = whole_number(self.sizes.state, "sizes.state", least=1)
+        tape = whole_number(self.sizes.tape, "sizes.tape", least=state)
+        tape_input = whole_number(self.sizes.tape_input, "sizes.tape_input")
+        object.__setattr__(self, "sizes", Sizes(state, tape, tape_input))
+        if tape_input > state or tape_input >= tape:
+            raise ValueError(
+                f"sizes.tape_input is a part of the tape and at most a state, got {self.sizes}"
+            )
+
+    @property
+    def evaluations(self) -> int:
+        planner, room = self._planner()
+        return planner.evaluations(self.steps, room)
+
+    def __iter__(self) -> Iterator[Action]:
+        planner, room = self._planner()
+        return walk(self.steps, room, planner.decide)
+
+    def _planner(self) -> tuple[_EqualSizes | _Programme, int]:
+        state, tape, tape_input = self.sizes
+        if state == tape and not tape_input:
+            return _EqualSizes(), self.room // state
+        unit = gcd(state, tape, tape_input)
+        room = min(self.room, self.steps * tape) // unit
+        sizes = Sizes(state // unit, tape // unit, tape_input // unit)
+        return _programme(self.steps, room, sizes), room
+
+
+class _EqualSizes:
+    def evaluations(self, steps: int, slots: int) -> int:
+        return advances(steps + 1, slots)
+
+    def decide(self, length: int, tier: Tier, slots: int) -> Decision[int]:
+        if length == 1 or not slots:
+            return Run()
+        return Hold(split(length + 1, slots) - 1, Tier.TAPE, slots - 1)
+
+
+_latest: dict[tuple[int, Sizes], _Programme] = {}
+
+
+def _programme(steps: int, room: int, sizes: Sizes) -> _Programme:
+    """Return tables that are wide enough: those for more room answer for less room, too."""
+    known = _latest.get((steps, sizes))
+    if known is None or known.room < room:
+        known = _Programme(steps, room, sizes)
+        _latest[steps, sizes] = known
+        if len(_latest) > 4:
+            _latest.pop(next(iter(_latest)), None)
+    return known
+
+
+class _Programme:
+    """The tables E[length, room] and, where they differ, those of a start in a slot of its own."""
+
+    def __init__(self, steps: int, room: int, sizes: Sizes) -> None:
+        self.room = room
+        self.sizes = sizes
+        # A state in a slot can be given up for the tape of its step, if that does not contain it.
+        self.gain = sizes.state - sizes.tape_input
+        shape = (steps + 1, room + 1)
+        self.fixed: Table = np.full(shape, _NEVER, dtype=np.int32)
+        self.slotted: Table = np.full(shape, _NEVER, dtype=np.int32) if self.gain else self.fixed
+        self._fill(steps)
+        self.decide = lru_cache(maxsize=4096)(self._decide)
+
+    def evaluations(self, steps: int, room: int) -> int:
+        return int(self.fixed[steps, room])
+
+    def _fill(self, steps: int) -> None:
+        tables = (self.fixed, self.slotted) if self.gain else (self.fixed,)
+        for table in tables:
+            table[0] = 0
+            table[1:2] = 1
+        # left[k] = k + E(k, room): what the steps before a held state cost, their sweep included
+        lefts = [table + np.arange(steps + 1, dtype=np.int32)[:, None] for table in tables]
+        buffer = np.empty((max(1, steps), self.room + 1), dtype=np.int32)
+        for length in range(2, steps + 1):
+            # First the start that has no slot: what is in a slot may become one of those.
+            for table, left in zip(tables, lefts, strict=True):
+                best = length + table[length - 1]
+                self._hold_at_once(best, length, own_slot=table is not self.fixed)
+                for ahead_right, cost, extra in self._ahead(length):
+                    _lower(best, cost, left[1:length], ahead_right, buffer, extra)
+                table[length] = best
+                left[length] = best + length
+
+    def _ahead(self, length: int) -> tuple[tuple[Table, int, int], ...]:
+        """What may be held ahead: the costs to its right for k = 1, 2, …, its room, its own run."""
+        state = (self.slotted[length - 1 : 0 : -1], self.sizes.state, 0)
+        if self.sizes.tape_input == self.sizes.state:
+            return (state,)  # a lone tape contains its input: the same as that state, then a tape
+        return (state, (self.fixed[length - 2 :: -1][: length - 1], self.sizes.tape, 1))
+
+    def _hold_at_once(self, best: Table, length: int, *, own_slot: bool) -> None:
+        cost = self._cost_at_once(own_slot=own_slot)
+        if cost <= self.room:
+            right = self.fixed[length - 1, : self.room + 1 - cost]
+            np.minimum(best[cost:], 1 + right, out=best[cost:])
+
+    def _cost_at_once(self, *, own_slot: bool) -> int:
+        return self.sizes.tape - (self.sizes.state if own_slot else self.sizes.tape_input)
+
+    def _decide(self, length: int, tier: Tier, room: int) -> Decision[int]:
+        """Find the choice that gave the table its value; a cheap search, made once per question."""
+        if length == 1:
+            return Run()
+        own_slot = bool(self.gain) and tier is Tier.MEMORY
+        table = self.slotted if own_slot else self.fixed
+        best = table[length, room]
+        if best == length + table[length - 1, room]:
+            return Run()
+        cost = self._cost_at_once(own_slot=own_slot)
+        if cost <= room and best == 1 + self.fixed[length - 1, room - cost]:
+            return Hold(0, Tier.TAPE, room - cost)
+        left = np.arange(1, length) + table[1:length, room]
+        for (right, cost, extra), kind in zip(
+            self._ahead(length), (Tier.MEMORY, Tier.TAPE), strict=False
+        ):
+            if cost <= room:
+                (places,) = np.nonzero(left + right[:, room - cost] + extra == best)
+                if len(places):
+                    return Hold(int(places[-1]) + 1, kind, room - cost)
+        raise AssertionError(f"no choice gives {best} for {length} steps in {room}")
+
+
+def _lower(best: Table, cost: int, left: Table, right: Table, buffer: Table, extra: int) -> None:
+    """Lower `best` to the best place k for something that costs `cost`, over all rooms at once."""
+    room = len(best)
+    if cost < room:
+        sums = buffer[: len(left), : room - cost]
+        np.add(left[:, cost:], right[:, : room - cost], out=sums)
+        np.minimum(best[cost:], sums.min(axis=0) + extra, out=best[cost:])

@@ -1,0 +1,64 @@
+"""Bytes as people write them: "2GB", "512MiB", 4096 and fractions of a whole."""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+
+__all__ = ["format_bytes", "parse_budget", "parse_bytes"]
+
+_DECIMAL = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_UNITS = _DECIMAL | _BINARY
+_TEXT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(value: int | str, *, name: str = "bytes") -> int:
+    """Read a number of bytes: an int, or text with a decimal or binary unit.
+
+    >>> parse_bytes("2GB"), parse_bytes("512MiB"), parse_bytes(4096)
+    (2000000000, 536870912, 4096)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError(f'{name} is an int or text such as "64MB", got {value!r}')
+    if isinstance(value, int):
+        if value < 0:
+            raise ValueError(f"{name} cannot be negative, got {value}")
+        return value
+    match = _TEXT.fullmatch(value)
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f'{name} is a number with a unit such as "64MB" or "2GiB", got {value!r}')
+    return math.floor(Fraction(match[1]) * unit)  # exact: floats would lose the last bytes
+
+
+def parse_budget(value: int | float | str, *, whole: int, name: str = "memory_budget") -> int:
+    """Read a budget: bytes, or a float in (0, 1] as the fraction of `whole` bytes.
+
+    >>> parse_budget(0.25, whole=1000), parse_budget("1KB", whole=10)
+    (250, 1000)
+    """
+    if not isinstance(value, float):
+        return parse_bytes(value, name=name)
+    if not 0 < value <= 1:
+        raise ValueError(
+            f"{name} as a float is a fraction in (0, 1], got {value!r}; give bytes as an int "
+            'or as text such as "64MB"'
+        )
+    return math.floor(value * whole)
+
+
+def format_bytes(count: float) -> str:
+    """Write bytes for people.
+
+    >>> format_bytes(0), format_bytes(1536), format_bytes(2_500_000)
+    ('0 B', '1.5 KB', '2.5 MB')
+    """
+    sign = "-" if count < 0 else ""
+    count = abs(count)
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        # Why 0.9995? What would be shown as "1000.0 KB" is shown as "1.0 MB".
+        if count >= size * 0.9995:
+            return f"{sign}{count / size:.1f} {unit}"
+    return f"{sign}{count:.0f} B"
