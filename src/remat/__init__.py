@@ -1,0 +1,43 @@
+"""remat: exact gradients inside a memory budget."""
+
+from .errors import (
+    BudgetTooSmallError,
+    LoopTransformError,
+    RecomputeMismatchError,
+    RematError,
+    StoreError,
+    UnsupportedError,
+)
+from .faces.gradients import grad, value_and_grad
+from .faces.loops import checkpointed_loop, checkpointed_scan, checkpointed_while
+from .faces.segments import checkpoint
+from .schedules import (
+    compute_checkpoint_positions,
+    estimate_checkpoint_savings,
+    get_memory_savings,
+    plan_loop,
+    should_checkpoint,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BudgetTooSmallError",
+    "LoopTransformError",
+    "RecomputeMismatchError",
+    "RematError",
+    "StoreError",
+    "UnsupportedError",
+    "__version__",
+    "checkpoint",
+    "checkpointed_loop",
+    "checkpointed_scan",
+    "checkpointed_while",
+    "compute_checkpoint_positions",
+    "estimate_checkpoint_savings",
+    "get_memory_savings",
+    "grad",
+    "plan_loop",
+    "should_checkpoint",
+    "value_and_grad",
+]

@@ -1,0 +1,1 @@
+"""The only rooms that import a framework. Engines never know one another."""

@@ -1,0 +1,7 @@
+"""The embedded default: NumPy arrays on the derivative rules of HIPS autograd."""
+
+from .gradient import value_and_grad
+from .loop import run_loop, run_while
+from .segment import run_segment
+
+__all__ = ["run_loop", "run_segment", "run_while", "value_and_grad"]

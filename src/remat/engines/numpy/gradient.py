@@ -1,0 +1,80 @@
+"""Gradients of plain NumPy functions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from autograd.core import vspace
+
+from ... import trees
+from .tape import is_differentiable, plain, record, zeros_like
+
+__all__ = ["value_and_grad"]
+
+
+def value_and_grad(
+    function: Callable[..., Any],
+    wrt: Sequence[int],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    init_grad: Any,
+) -> tuple[Any, list[Any]]:
+    """Return the value of `function(*args, **kwargs)` and a gradient for each argument in `wrt`."""
+    parts = [trees.flatten(args[i]) for i in wrt]
+    inputs = [leaf for leaves, _ in parts for leaf in leaves]
+    wanted = [is_differentiable(leaf) for leaf in inputs]
+    for i, (leaves, _) in zip(wrt, parts, strict=True):
+        if not any(map(is_differentiable, leaves)):
+            raise TypeError(
+                f"argument {i} holds no floating-point number to differentiate with respect to, "
+                f"got {args[i]!r}"
+            )
+    structures: list[trees.Structure] = []
+
+    def run(boxes: list[Any]) -> list[Any]:
+        given, rest = list(args), iter(boxes)
+        for i, (leaves, structure) in zip(wrt, parts, strict=True):
+            given[i] = trees.unflatten(structure, [next(rest) for _ in leaves])
+        results, structure = trees.flatten(function(*given, **kwargs))
+        structures.append(structure)
+        return results
+
+    recording = record(run, inputs, wanted)
+    value = trees.unflatten(structures[0], recording.results)
+    if all(end is None for end in recording.ends):
+        warnings.warn(
+            "the output does not depend on the arguments to differentiate by: the gradient is 0",
+            stacklevel=4,
+        )
+    seeds = _seeds(recording.results, structures[0], init_grad)
+    gathered = recording.go_back(seeds, [None] * len(inputs))
+    gradients = iter(
+        None if not want else zeros_like(leaf) if total is None else total[0]
+        for leaf, want, total in zip(inputs, wanted, gathered, strict=True)
+    )
+    return value, [
+        trees.unflatten(structure, [next(gradients) for _ in leaves]) for leaves, structure in parts
+    ]
+
+
+def _seeds(results: list[Any], structure: trees.Structure, init_grad: Any) -> list[Any]:
+    if init_grad is None:
+        return [vspace(r).ones() if is_differentiable(r) else None for r in results]
+    seeds, given = trees.flatten(init_grad)
+    if given != structure:
+        raise ValueError(
+            f"init_grad has another structure than the output: {given} instead of {structure}"
+        )
+    for seed, result in zip(seeds, results, strict=True):
+        if np.shape(plain(seed)) != np.shape(plain(result)):
+            raise ValueError(
+                f"init_grad has shape {np.shape(plain(seed))}, the output has "
+                f"{np.shape(plain(result))}"
+            )
+    return [
+        seed if is_differentiable(result) else None
+        for seed, result in zip(seeds, results, strict=True)
+    ]

@@ -1,0 +1,77 @@
+"""The sources of random numbers that a step may draw from, and their states.
+
+Always among them are `numpy.random` and `random`; generators that the step closes over are added
+by the search in `captures.py`. A state is kept once as long as it does not change, so a loop
+without randomness pays nothing for each checkpoint.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["GENERATORS", "Moment", "Randomness"]
+
+GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
+
+Moment = tuple[Any, ...]  # the state of every source at one time
+
+
+class _Source(NamedTuple):
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+
+
+class Randomness:
+    """All sources together; `moment()` and `go_to(moment)`."""
+
+    def __init__(self, generators: list[Any]) -> None:
+        self._sources = [
+            _Source(lambda: np.random.get_state(legacy=False), np.random.set_state),
+            _Source(random.getstate, random.setstate),
+            *map(_source, generators),
+        ]
+        self._known: list[Any] = [source.read() for source in self._sources]
+        self._active = list(range(len(self._sources)))
+
+    def moment(self) -> Moment:
+        """Return where every source stands; states that did not change are the same objects."""
+        for i in self._active:
+            now = self._sources[i].read()
+            if not _same(now, self._known[i]):
+                self._known[i] = now
+        return tuple(self._known)
+
+    def go_to(self, moment: Moment) -> None:
+        """Set every source to where it stood then."""
+        for i in self._active:
+            self._sources[i].write(moment[i])
+            self._known[i] = moment[i]
+
+    def watch_only_used(self, before: Moment, after: Moment) -> None:
+        """Leave alone the sources that a whole sweep of the loop did not draw from."""
+        self._active = [i for i in self._active if before[i] is not after[i]]
+
+
+def _source(generator: Any) -> _Source:
+    if isinstance(generator, random.Random):
+        return _Source(generator.getstate, generator.setstate)
+    if isinstance(generator, np.random.RandomState):
+        return _Source(lambda: generator.get_state(legacy=False), generator.set_state)
+    bits = getattr(generator, "bit_generator", generator)
+
+    def write(state: Any) -> None:
+        bits.state = state
+
+    return _Source(lambda: bits.state, write)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    return bool(one == other)

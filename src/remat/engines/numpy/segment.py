@@ -1,0 +1,159 @@
+"""A checkpointed call: its inputs are kept, what lies between is computed again on the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+from autograd.core import defvjp_argnums
+from autograd.extend import primitive
+from autograd.tracer import isbox, trace_stack
+
+from ... import trees
+from ...errors import RecomputeMismatchError, UnsupportedError
+from .captures import capture
+from .randomness import Randomness
+from .tape import is_differentiable, plain, record, refuse_boxes, zeros_like
+
+__all__ = ["run_segment"]
+
+
+def run_segment(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    preserve_rng_state: bool,
+) -> Any:
+    """Call `function`, and forget what it computes on the way."""
+    if trace_stack.top < 0:
+        return function(*args, **kwargs)
+    segment = _Segment(function, args, kwargs, preserve_rng_state=preserve_rng_state)
+    if not any(map(isbox, segment.values)):
+        return function(*args, **kwargs)
+    traced = _segment(segment, *segment.values)
+    values = iter(traced[i] for i in range(len(traced)))
+    results = [next(values) if is_differentiable(r) else r for r in segment.results]
+    segment.results = []  # they belong to the caller now
+    assert segment.result_structure is not None
+    return trees.unflatten(segment.result_structure, results)
+
+
+class _Segment:
+    def __init__(self, function: Any, args: Any, kwargs: Any, *, preserve_rng_state: bool) -> None:
+        self.holder = [function]
+        self.leaves, self.structure = trees.flatten((args, kwargs))
+        self.captures = capture([self.holder])
+        self.values = [*self.leaves, *self.captures.boxes]
+        self.inputs = [plain(value) for value in self.values]
+        self.captured = self.inputs[len(self.leaves) :]
+        self.wanted = [is_differentiable(value) for value in self.inputs]
+        self.randomness = Randomness(self.captures.generators) if preserve_rng_state else None
+        self.moment = self.randomness.moment() if self.randomness else ()
+        self.results: list[Any] = []
+        self.result_structure: trees.Structure | None = None
+        self.traced_results: list[bool] = []
+        self.marks: list[Any] = []
+
+    def ahead(self) -> tuple[Any, ...]:
+        # Copies, in case the function works in place: the inputs are kept for the way back.
+        own = [v.copy() if isinstance(v, np.ndarray) else v for v in self.inputs]
+        with self.captures.filled(self.captured):
+            self.results = self._call(own[: len(self.leaves)])
+        refuse_boxes(self.results)
+        self.traced_results = [is_differentiable(result) for result in self.results]
+        self.marks = [fingerprint(result) for result in self.results]
+        return tuple(result for result in self.results if is_differentiable(result))
+
+    def back(self, gradients: Any) -> list[Any]:
+        with self._replayed():
+            recording = record(self._recorded, self.inputs, self.wanted)
+        refuse_boxes(recording.results)
+        again = [fingerprint(result) for result in recording.results]
+        if again != self.marks:
+            number = next(
+                (i for i, (a, b) in enumerate(zip(again, self.marks, strict=False)) if a != b), 0
+            )
+            name = getattr(self.holder[0], "__name__", "the function")
+            raise RecomputeMismatchError(
+                f"{name} was run again on the way back and its result {number} differs from the "
+                "first time. Likely causes: it reads something that changes between calls (a "
+                "counter, a clock, a file, a global), its inputs or what it closes over were "
+                "changed in place since, or it draws from a random generator that remat cannot "
+                "see (or preserve_rng_state=False); make it a function of its inputs"
+            )
+        parts = iter(gradients)
+        seeds = [next(parts) if traced else None for traced in self.traced_results]
+        gathered = recording.go_back(seeds, [None] * len(self.inputs))
+        return [
+            zeros_like(value) if total is None else total[0]
+            for value, total in zip(self.inputs, gathered, strict=True)
+        ]
+
+    def _recorded(self, boxes: list[Any]) -> list[Any]:
+        leaves = [
+            box.copy() if isinstance(box, np.ndarray) else box for box in boxes[: len(self.leaves)]
+        ]
+        with self.captures.filled(boxes[len(self.leaves) :]):
+            return self._call(leaves)
+
+    def _call(self, leaves: list[Any]) -> list[Any]:
+        args, kwargs = trees.unflatten(self.structure, leaves)
+        results, self.result_structure = trees.flatten(self.holder[0](*args, **kwargs))
+        return results
+
+    def _replayed(self) -> AbstractContextManager[None]:
+        randomness = self.randomness
+        if randomness is None:
+            return nullcontext()
+
+        @contextmanager
+        def replayed() -> Any:
+            now = randomness.moment()
+            randomness.go_to(self.moment)
+            try:
+                yield
+            finally:
+                randomness.go_to(now)
+
+        return replayed()
+
+
+def fingerprint(value: Any) -> Any:
+    """Return a few numbers that change if any bit or the order of the entries changes."""
+    if not isinstance(value, np.ndarray):
+        return repr(value)  # NaN is not equal to itself, but written alike
+    flat = np.ascontiguousarray(value).view(np.uint8).ravel()
+    words = flat[: flat.size // 8 * 8].view(np.uint64)
+    rows = words[: words.size // 64 * 64].reshape(-1, 64)
+    tail = (words[rows.size :].tobytes(), flat[words.size * 8 :].tobytes())
+    # Within a row the sums of the columns tell entries apart, from row to row odd weights do.
+    weights = np.arange(1, 2 * len(rows), 2, dtype=np.uint64)
+    across = int((rows.sum(axis=1, dtype=np.uint64) * weights).sum(dtype=np.uint64))
+    down = rows.sum(axis=0, dtype=np.uint64).tobytes()
+    return value.shape, value.dtype.str, across, down, tail
+
+
+@primitive  # type: ignore[untyped-decorator]
+def _segment(segment: _Segment, *values: Any) -> tuple[Any, ...]:
+    return segment.ahead()
+
+
+def _segment_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Callable[[Any], Any]:
+    segment: _Segment = args[0]
+
+    def vjp(g: Any) -> Any:
+        if isbox(g) or any(map(isbox, g)) or any(map(isbox, args[1:])):
+            raise UnsupportedError(
+                "second derivatives through a checkpointed call are not supported; call the "
+                "function without checkpoint for them"
+            )
+        gradients = segment.back(g)
+        return tuple(gradients[argnum - 1] for argnum in argnums)
+
+    return vjp
+
+
+defvjp_argnums(_segment, _segment_vjp)

@@ -1,0 +1,327 @@
+"""The steps of a loop on NumPy arrays: the verbs that the loop runner asks for."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ... import trees
+from ...loops import Measured
+from .captures import Captures
+from .randomness import Moment, Randomness
+from .tape import Flagged, Recording, is_differentiable, record, refuse_boxes
+
+__all__ = ["Gradients", "HeldState", "Outputs", "PerStep", "RecordedStep", "Steps"]
+
+Gradients = list[Any]  # one for each leaf of the state; None is zero
+
+
+class HeldState(NamedTuple):
+    """A state at rest, with the moment of its random sources."""
+
+    leaves: list[Any]
+    moment: Moment
+
+
+class RecordedStep(NamedTuple):
+    """A step with its tape."""
+
+    recording: Recording
+    before: HeldState
+    after: HeldState
+
+
+class Steps:
+    """A loop body over raw arrays: runs, records and goes back through single steps.
+
+    `call(state, step)` returns the next state and an output (None for plain loops).
+    """
+
+    def __init__(
+        self,
+        call: Callable[[Any, Any], tuple[Any, Any]],
+        structure: trees.Structure,
+        captures: Captures,
+        captured: Sequence[Any],
+        randomness: Randomness,
+        inputs: PerStep,
+        outputs: Outputs,
+    ) -> None:
+        self.call = call
+        self.structure = structure
+        self.single = structure.is_leaf()
+        self.captures = captures
+        self.captured = [_read_only(value) for value in captured]
+        self.randomness = randomness
+        self.inputs = inputs
+        self.outputs = outputs
+        self.start_gradients()
+
+    def start_gradients(self) -> None:
+        """Forget the gradients gathered so far."""
+        self.captured_sums: list[Flagged | None] = [None] * len(self.captured)
+        self.inputs.start_gradients()
+
+    # -- verbs ---------------------------------------------------------------------------------
+
+    def advance(self, state: Any, start: int, stop: int) -> Any:
+        step = start
+        call, take, keep = self.call, self.inputs.take, self.outputs.keep
+        try:
+            for step in range(start, stop):
+                state, output = call(state, take(step))
+                # A plain array is the usual case, and needs no search for what may be wrong.
+                if not (self.single and type(state) is np.ndarray and state.flags.forc):
+                    state = self._checked(state, step)
+                if output is not None:
+                    keep(output, step)
+        except Exception as error:
+            _note(error, step)
+            raise
+        return state
+
+    def hold(self, state: Any) -> HeldState:
+        leaves, _ = trees.flatten(state)
+        return HeldState([_copy(leaf) for leaf in leaves], self.randomness.moment())
+
+    def resume(self, held: HeldState) -> Any:
+        self.randomness.go_to(held.moment)
+        return trees.unflatten(self.structure, map(_copy, held.leaves))
+
+    def rest(self, state: Any) -> HeldState:
+        return HeldState(trees.flatten(state)[0], self.randomness.moment())
+
+    def record(self, held: HeldState, step: int) -> RecordedStep:
+        leaves = held.leaves
+        self.randomness.go_to(held.moment)
+        given = trees.flatten(self.inputs.take(step))
+        sizes = len(leaves), len(given[0])
+
+        def run(values: list[Any]) -> list[Any]:
+            # What is not traced could be changed in place: the held one must not be.
+            own = [
+                v if v is not leaf else _copy(v) for v, leaf in zip(values, leaves, strict=False)
+            ]
+            x = trees.unflatten(given[1], values[sizes[0] : sum(sizes)])
+            with self.captures.filled(values[sum(sizes) :], afterwards=self.captured):
+                new, output = self.call(trees.unflatten(self.structure, own), x)
+            results, structure = trees.flatten(new)
+            self._check_structure(structure, step)
+            return results + self.outputs.flat(output)
+
+        inputs = [*leaves, *given[0], *self.captured]
+        wanted = [is_differentiable(value) for value in inputs]
+        try:
+            recording = record(run, inputs, wanted)
+        except Exception as error:
+            _note(error, step)
+            raise
+        results = recording.results
+        refuse_boxes(results)
+        self.outputs.keep_flat(results[sizes[0] :], step)
+        after = [_compact(leaf) for leaf in results[: sizes[0]]]
+        del results[:]  # the state after is held once, the outputs not at all
+        return RecordedStep(recording, held, HeldState(after, self.randomness.moment()))
+
+    def before(self, recorded: RecordedStep) -> HeldState:
+        return recorded.before
+
+    def after(self, recorded: RecordedStep) -> HeldState:
+        return recorded.after
+
+    def step_back(self, recorded: RecordedStep, gradient: Gradients, step: int) -> Gradients:
+        seeds = gradient + self.outputs.seeds(step)
+        count, given = len(gradient), self.inputs.count
+        sums = [None] * (count + given) + self.captured_sums
+        gathered = recorded.recording.go_back(seeds, sums)
+        self.captured_sums = gathered[count + given :]
+        self.inputs.gather(step, [g and g[0] for g in gathered[count : count + given]])
+        return [None if g is None else g[0] for g in gathered[:count]]
+
+    def difference(self, one: HeldState, other: HeldState) -> str | None:
+        for i, (a, b) in enumerate(zip(one.leaves, other.leaves, strict=True)):
+            words = _difference(a, b)
+            if words:
+                name = trees.paths(trees.unflatten(self.structure, other.leaves))[i]
+                return f"state{name} {words}"
+        return None
+
+    # -- measuring -----------------------------------------------------------------------------
+
+    def measure(self, initial: HeldState) -> tuple[RecordedStep, Measured]:
+        """Record step 0 and weigh it: the bytes it leaves behind are its tape."""
+        state_bytes = max(1, sum(map(_nbytes, initial.leaves)))
+        started = not tracemalloc.is_tracing()
+        if started:
+            tracemalloc.start()
+        try:
+            base, _ = tracemalloc.get_traced_memory()
+            recorded = self.record(initial, 0)
+            left, _ = tracemalloc.get_traced_memory()
+        finally:
+            if started:
+                tracemalloc.stop()
+        made = max(left - base, state_bytes)
+        # While it goes back: the working state, the state to compare with, the gradient, the tape
+        # and about as much again in passing, and two of everything that gathers a gradient.
+        gathered = sum(map(_nbytes, self.captured))
+        working = 3 * state_bytes + 2 * made + 2 * gathered
+        return recorded, Measured(state_bytes, made + state_bytes, working)
+
+    # -- checks --------------------------------------------------------------------------------
+
+    def _checked(self, state: Any, step: int) -> Any:
+        leaves, structure = trees.flatten(state)
+        self._check_structure(structure, step)
+        refuse_boxes(leaves)
+        compact = [_compact(leaf) for leaf in leaves]
+        if all(map(_is, compact, leaves)):
+            return state
+        return trees.unflatten(structure, compact)
+
+    def _check_structure(self, structure: trees.Structure, step: int) -> None:
+        if structure != self.structure:
+            raise TypeError(
+                f"step {step} returned a state of another structure than it got: "
+                f"{_show(structure)} instead of {_show(self.structure)}"
+            )
+
+
+class PerStep:
+    """What a scan hands to each step: the entries of `xs` along the first axis."""
+
+    def __init__(self, leaves: list[Any], structure: trees.Structure | None) -> None:
+        self.leaves = leaves
+        self.structure = structure
+        self.count = len(leaves)
+        self.gradients: list[Any] = []
+
+    def take(self, step: int) -> Any:
+        if self.structure is None:
+            return None
+        return trees.unflatten(self.structure, [leaf[step] for leaf in self.leaves])
+
+    def start_gradients(self) -> None:
+        self.gradients = [None] * self.count
+
+    def gather(self, step: int, gradients: list[Any]) -> None:
+        for i, gradient in enumerate(gradients):
+            if gradient is not None:
+                if self.gradients[i] is None:
+                    self.gradients[i] = np.zeros(self.leaves[i].shape, self.leaves[i].dtype)
+                self.gradients[i][step] = gradient
+
+
+class Outputs:
+    """What a scan collects from each step, and the gradients that come back to it."""
+
+    def __init__(self, steps: int, *, wanted: bool) -> None:
+        self.steps = steps
+        self.wanted = wanted
+        self.structure: trees.Structure | None = None
+        self.stacks: list[Any] = []
+        self.gradients: Sequence[Any] = ()
+        self._next = 0
+
+    def flat(self, output: Any) -> list[Any]:
+        if not self.wanted:
+            return []
+        leaves, structure = trees.flatten(output)
+        if self.structure is None:
+            self.structure = structure
+        elif structure != self.structure:
+            raise TypeError(
+                f"the output of a step has another structure than that of step 0: "
+                f"{_show(structure)} instead of {_show(self.structure)}"
+            )
+        return leaves
+
+    def keep(self, output: Any, step: int) -> None:
+        leaves = self.flat(output)
+        refuse_boxes(leaves)
+        self.keep_flat(leaves, step)
+
+    def keep_flat(self, leaves: list[Any], step: int) -> None:
+        if step != self._next:
+            return  # run again: the outputs are there already
+        self._next += 1
+        if step == 0:
+            self.stacks = [
+                np.empty((self.steps, *np.shape(leaf)), np.asarray(leaf).dtype) for leaf in leaves
+            ]
+        for stack, leaf in zip(self.stacks, leaves, strict=True):
+            if np.shape(leaf) != stack.shape[1:]:
+                raise ValueError(
+                    f"the output of step {step} has shape {np.shape(leaf)}, that of step 0 had "
+                    f"{stack.shape[1:]}; outputs are stacked, so they must agree"
+                )
+            stack[step] = leaf
+
+    def seeds(self, step: int) -> list[Any]:
+        return [None if g is None else g[step] for g in self.gradients]
+
+
+def _note(error: Exception, step: int) -> None:
+    error.add_note(f"raised in step {step} of a loop that remat runs")
+
+
+def _is(one: Any, other: Any) -> bool:
+    return one is other
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.copy(order="K") if isinstance(leaf, np.ndarray) else leaf
+
+
+def _compact(leaf: Any) -> Any:
+    """Make the layout of a state independent of how it came about.
+
+    A checkpoint is a compact copy; sums over a strided view could round differently.
+    """
+    if isinstance(leaf, np.ndarray) and not leaf.flags.forc:
+        return leaf.copy(order="K")
+    return leaf
+
+
+def _read_only(value: Any) -> Any:
+    """What a step closes over belongs to the caller: a step that writes into it gets an error."""
+    if isinstance(value, np.ndarray):
+        value = value.view()
+        value.flags.writeable = False
+    return value
+
+
+def _nbytes(leaf: Any) -> int:
+    return int(getattr(leaf, "nbytes", 0) or np.asarray(leaf).nbytes)
+
+
+def _show(structure: trees.Structure) -> str:
+    return "a single leaf" if structure.is_leaf() else str(structure).removeprefix("PyTreeSpec")
+
+
+def _difference(one: Any, other: Any) -> str | None:
+    """Compare bit for bit: NaNs are equal to themselves, 0.0 is not -0.0."""
+    if one is other:
+        return None
+    a, b = np.asarray(one), np.asarray(other)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return f"is {a.dtype} of shape {a.shape} instead of {b.dtype} of shape {b.shape}"
+    if a.dtype == object or not a.size:
+        return None if a.dtype != object or one == other else f"is {one!r} instead of {other!r}"
+    if np.array_equal(*_bits(a, b)):
+        return None
+    wrong = a != b
+    largest = np.max(np.abs(np.subtract(a, b, dtype=np.complex128)))
+    return f"differs in {np.count_nonzero(wrong)} of {a.size} entries, by up to {largest:.3g}"
+
+
+def _bits(a: Any, b: Any) -> tuple[Any, Any]:
+    """Look at two arrays as integers, without a copy where both are laid out alike."""
+    if a.flags.f_contiguous and b.flags.f_contiguous:
+        a, b = a.T, b.T
+    size = a.dtype.itemsize
+    kind = np.uint64 if size % 8 == 0 else np.uint32 if size % 4 == 0 else np.uint8
+    return np.ravel(a).view(kind), np.ravel(b).view(kind)

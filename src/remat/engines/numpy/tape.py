@@ -1,0 +1,133 @@
+"""Records one call with autograd and goes back through it.
+
+autograd differentiates functions of one argument; a step has many inputs (state, per-step input,
+whatever it closes over) and many outputs. The reverse pass is autograd's, over several ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from autograd.core import add_outgrads, vspace
+from autograd.tracer import isbox, trace_stack
+from autograd.util import toposort
+
+from ...errors import UnsupportedError
+from .boxes import root_box
+
+__all__ = [
+    "Flagged",
+    "Recording",
+    "is_differentiable",
+    "plain",
+    "record",
+    "refuse_boxes",
+    "zeros_like",
+]
+
+Flagged = tuple[Any, bool]  # autograd's: a gradient, and whether it may be added to in place
+
+
+def is_differentiable(leaf: Any) -> bool:
+    """Tell floats and complex numbers, scalars or arrays, from what just passes through."""
+    leaf = plain(leaf)
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf.dtype.kind in "fc"
+    return type(leaf) in (float, complex)
+
+
+def plain(value: Any) -> Any:
+    """Look through the boxes."""
+    while isbox(value):
+        value = value._value
+    return value
+
+
+def zeros_like(value: Any) -> Any:
+    return vspace(value).zeros()
+
+
+class Recording:
+    """One recorded call: its plain results and the graph that leads back to its inputs."""
+
+    __slots__ = ("ends", "results", "roots")
+
+    def __init__(self, roots: list[Any], ends: list[Any], results: list[Any]) -> None:
+        self.roots = roots  # a node for each input, None for those that just pass through
+        self.ends = ends  # a node for each result, None for those that depend on no input
+        self.results = results
+
+    def go_back(self, seeds: Sequence[Any], sums: Sequence[Flagged | None]) -> list[Flagged | None]:
+        """Pull `seeds`, a gradient (or None) for each result, back to the inputs.
+
+        `sums` holds, for each input, what it has gathered so far. Adding to it here, node by node,
+        is the order in which plain autograd adds over a whole loop: the rounding is the same.
+        """
+        gathered: dict[Any, Flagged] = {
+            root: total
+            for root, total in zip(self.roots, sums, strict=True)
+            if root is not None and total is not None
+        }
+        before = dict(gathered)
+        top = _Top([node for node, g in zip(self.ends, seeds, strict=True) if _counts(node, g)])
+        for node in toposort(top):
+            if node is top:
+                for end, seed in zip(self.ends, seeds, strict=True):
+                    if _counts(end, seed):
+                        gathered[end] = add_outgrads(gathered.get(end), seed)
+            elif node.parents:
+                out, _ = gathered.pop(node)
+                for parent, part in zip(node.parents, node.vjp(out), strict=True):
+                    gathered[parent] = add_outgrads(gathered.get(parent), part)
+        before.update(gathered)
+        return [before.get(root) if root is not None else None for root in self.roots]
+
+
+class _Top:
+    """A node above all ends."""
+
+    def __init__(self, parents: list[Any]) -> None:
+        self.parents = parents
+
+
+def _counts(end: Any, seed: Any) -> bool:
+    return end is not None and seed is not None
+
+
+def record(
+    function: Callable[[list[Any]], list[Any]], inputs: Sequence[Any], wanted: Sequence[bool]
+) -> Recording:
+    """Run `function` on boxes of `inputs` where `wanted`, and on the others as they are."""
+    with _new_trace() as trace:
+        boxes = [root_box(x, trace) if want else x for x, want in zip(inputs, wanted, strict=True)]
+        roots = [box._node if want else None for box, want in zip(boxes, wanted, strict=True)]
+        results = function(boxes)
+        ends = [r._node if isbox(r) and r._trace == trace else None for r in results]
+        values = [r._value if end is not None else r for r, end in zip(results, ends, strict=True)]
+    return Recording(roots, ends, values)
+
+
+def refuse_boxes(values: Sequence[Any]) -> None:
+    """A box that is left is one that the search for closed-over values did not find."""
+    for value in values:
+        if isbox(value) or (
+            isinstance(value, np.ndarray) and value.dtype == object and any(map(isbox, value.flat))
+        ):
+            raise UnsupportedError(
+                "the function uses a traced array that remat cannot find from outside (in a class "
+                "attribute, an object array or an extension type); pass it in through the "
+                "arguments or the state, or close over it in a variable, list, dict or attribute"
+            )
+
+
+@contextmanager
+def _new_trace() -> Iterator[int]:
+    """Like autograd's, but an exception leaves no trace behind."""
+    trace_stack.top += 1
+    try:
+        yield trace_stack.top
+    finally:
+        trace_stack.top -= 1

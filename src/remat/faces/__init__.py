@@ -1,0 +1,1 @@
+"""The public functions: check the arguments, find the engine, hand over."""

@@ -1,0 +1,64 @@
+"""Gradients of plain functions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from .. import trees
+from ..engines.locate import engine_for
+
+__all__ = ["grad", "value_and_grad"]
+
+
+def grad(f: Callable[..., Any], wrt: int | tuple[int, ...] = 0) -> Callable[..., Any]:
+    """Return a function that computes the gradient of `f`.
+
+    `wrt` is the position of the argument to differentiate by (any pytree), or a tuple of
+    positions: then the gradients come as a tuple. An output that is not a scalar is seeded with
+    ones, or with `init_grad=`, a keyword of the returned function.
+
+    >>> import numpy as np
+    >>> dx, dy = grad(lambda x, y: np.sum(x**2 * y), wrt=(0, 1))(np.array([1.0, 2.0]), 3.0)
+    >>> dx, float(dy)
+    (array([ 6., 12.]), 5.0)
+    """
+    both = value_and_grad(f, wrt)
+
+    @functools.wraps(f, updated=())
+    def gradient(*args: Any, init_grad: Any = None, **kwargs: Any) -> Any:
+        return both(*args, init_grad=init_grad, **kwargs)[1]
+
+    return gradient
+
+
+def value_and_grad(f: Callable[..., Any], wrt: int | tuple[int, ...] = 0) -> Callable[..., Any]:
+    """Return a function that computes the value and the gradient of `f`; see `grad`.
+
+    >>> import numpy as np
+    >>> value, gradient = value_and_grad(np.sum)(np.array([1.0, 2.0]))
+    >>> float(value), gradient
+    (3.0, array([1., 1.]))
+    """
+    if not callable(f):
+        raise TypeError(f"f is a function, got {f!r}")
+    positions = wrt if isinstance(wrt, tuple) else (wrt,)
+    if not positions or any(isinstance(p, bool) or not isinstance(p, int) for p in positions):
+        raise TypeError(f"wrt is the position of an argument, or a tuple of them, got {wrt!r}")
+
+    @functools.wraps(f, updated=())
+    def value_and_gradient(*args: Any, init_grad: Any = None, **kwargs: Any) -> Any:
+        for position in positions:
+            if not -len(args) <= position < len(args):
+                raise ValueError(
+                    f"wrt names argument {position}, but {len(args)} were given by position"
+                )
+        places = [position % len(args) for position in positions]
+        if len(set(places)) < len(places):
+            raise ValueError(f"wrt names an argument twice, got {wrt!r}")
+        engine = engine_for(leaf for place in places for leaf in trees.flatten(args[place])[0])
+        value, gradients = engine.value_and_grad(f, places, args, kwargs, init_grad)
+        return value, tuple(gradients) if isinstance(wrt, tuple) else gradients[0]
+
+    return value_and_gradient

@@ -1,0 +1,291 @@
+"""Interprets a schedule: written once, for every engine.
+
+An engine brings its verbs: advance without a tape, hold and resume a state, record a step, go
+back through it. The runner brings the order, and one promise: a step that does not repeat itself
+is caught. Whenever it goes back through step k it has the state that step k's recording ended in
+and the state that step k + 1's recording started from. They must be the same, bit for bit; then
+the recordings together are one true run of the loop, and their gradient is its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, Protocol, TypeVar, assert_never
+
+from ..errors import RecomputeMismatchError
+from ..schedules import Action, Advance, Backward, Drop, Restore, Save, Tape, Tier
+
+__all__ = ["LoopRun", "Verbs", "Watcher"]
+
+State = TypeVar("State")  # what steps work on; an advance may change it in place
+Held = TypeVar("Held")  # a state at rest: nobody changes it
+Recorded = TypeVar("Recorded")  # one step with its tape
+Gradient = TypeVar("Gradient")
+
+
+class Verbs(Protocol[State, Held, Recorded, Gradient]):
+    """What an engine can do with a loop."""
+
+    def advance(self, state: State, start: int, stop: int) -> State:
+        """Run steps without a tape."""
+        ...
+
+    def hold(self, state: State) -> Held:
+        """Put a copy of a state to rest; the state itself goes on."""
+        ...
+
+    def rest(self, state: State) -> Held:
+        """Put a state to rest that does not go on."""
+        ...
+
+    def resume(self, held: Held) -> State:
+        """Wake a copy of a state up; the held one stays as it is."""
+        ...
+
+    def record(self, held: Held, step: int) -> Recorded:
+        """Run one step with a tape; the held state stays as it is."""
+        ...
+
+    def before(self, recorded: Recorded) -> Held:
+        """Return the state that a recorded step started from."""
+        ...
+
+    def after(self, recorded: Recorded) -> Held:
+        """Return the state that a recorded step ended in."""
+        ...
+
+    def step_back(self, recorded: Recorded, gradient: Gradient, step: int) -> Gradient:
+        """Go back through a recorded step."""
+        ...
+
+    def difference(self, one: Held, other: Held) -> str | None:
+        """Say how two states differ, or None if they are the same bit for bit."""
+        ...
+
+
+class Watcher(Protocol):
+    """Is told how many steps were run for the first time, run again, and gone back through."""
+
+    def forward(self, steps: int) -> None: ...
+
+    def recompute(self, steps: int) -> None: ...
+
+    def backward(self, steps: int) -> None: ...
+
+
+class LoopRun(Generic[State, Held, Recorded, Gradient]):
+    """One pass over a loop: `forward()` to the final state, then `backward(gradient)`."""
+
+    def __init__(
+        self,
+        verbs: Verbs[State, Held, Recorded, Gradient],
+        initial: Held,
+        steps: int,
+        *,
+        first: Recorded | None = None,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self.verbs = verbs
+        self.steps = steps
+        self.evaluations = 0
+        self._initial = initial
+        self._first = first  # step 0, if it was recorded already to measure it
+        self._watcher = watcher
+        self._reached = 0  # how far the loop has been run for the first time
+        self._held: dict[Tier, dict[int, Held]] = {Tier.MEMORY: {}, Tier.DISK: {}}
+        self._tapes: dict[int, Recorded] = {}
+        # The working state: live, or still at rest, which is all that recording needs of it.
+        self._at: int | None = None
+        self._live: State | None = None
+        self._resting: Held | None = None
+        self._resumed_from = 0
+        self._actions: Iterator[Action] = iter(())
+        self._last: Recorded | None = None
+
+    @property
+    def held(self) -> dict[int, Held]:
+        """The states that are held now, by position."""
+        return {step: held for tier in self._held.values() for step, held in tier.items()}
+
+    # -- ahead ---------------------------------------------------------------------------------
+
+    def forward(self, schedule: Iterable[Action]) -> Held:
+        """Run to the end of the loop, where the way back begins, and return the final state."""
+        self._actions = iter(schedule)
+        if self._first is None:
+            self._load(0, Tier.CALLER)
+        for action in self._actions:
+            if isinstance(action, Backward):
+                self._last = self._recorded(action.step)
+                return self.verbs.after(self._last)
+            self._act(action)
+        return self._put_to_rest()  # nobody goes back: the loop ends where the actions end
+
+    def forward_while(
+        self, placement: Iterable[Action], goes_on: Callable[[State], bool]
+    ) -> tuple[Held, int]:
+        """Run until `goes_on` says no; return the final state and the number of steps."""
+        self._load(0, Tier.CALLER)
+        self.steps = 0
+        if not goes_on(self._wake_up()):
+            return self._put_to_rest(), 0
+        for action in placement:
+            if not isinstance(action, Advance):
+                self._act(action)
+                continue
+            for step in range(action.start, action.stop):
+                self._act(Advance(step, step + 1))
+                self.steps = step + 1
+                # Asked before anything is saved here: the final state is no checkpoint.
+                if not goes_on(self._wake_up()):
+                    return self._put_to_rest(), self.steps
+        raise AssertionError("a placement has no end")
+
+    # -- back ----------------------------------------------------------------------------------
+
+    def backward(
+        self,
+        gradient: Gradient,
+        schedule: Iterable[Action] | None = None,
+        final: Held | None = None,
+    ) -> Gradient:
+        """Go back through every step.
+
+        After `forward_while`, `schedule` is the way back and `final` the state it starts from.
+        """
+        actions = self._actions if schedule is None else iter(schedule)
+        following = final  # the state that the step after this one started from
+        if self._last is not None:
+            last, self._last = self._last, None
+            following = self.verbs.before(last)
+            gradient = self._step_back(last, gradient, self.steps - 1)
+            del last
+        for action in actions:
+            if not isinstance(action, Backward):
+                self._act(action)
+                continue
+            recorded = self._recorded(action.step)
+            if following is not None:
+                self._compare(self.verbs.after(recorded), following, action.step + 1)
+            following = self.verbs.before(recorded)
+            gradient = self._step_back(recorded, gradient, action.step)
+            del recorded
+        return gradient
+
+    def _step_back(self, recorded: Recorded, gradient: Gradient, step: int) -> Gradient:
+        gradient = self.verbs.step_back(recorded, gradient, step)
+        self._forget_working_state()
+        if self._watcher:
+            self._watcher.backward(1)
+        return gradient
+
+    def _compare(self, rerun: Held, known: Held, position: int) -> None:
+        difference = self.verbs.difference(rerun, known)
+        if difference is not None:
+            raise RecomputeMismatchError(
+                f"steps {self._resumed_from} to {position - 1} were run again and led to another "
+                f"state before step {position} than the first time: {difference}. The step does "
+                "not repeat itself. Likely causes: it reads something that changes between calls "
+                "(a counter, a clock, a file, a global), it changes something that it closes over, "
+                "or it draws from a random generator that remat cannot see; make it a function of "
+                "its state"
+            )
+
+    # -- actions -------------------------------------------------------------------------------
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Advance(start, stop):
+                self._advance(start, stop)
+            case Save(step, tier):
+                assert self._at == step
+                at_rest = self._resting is not None
+                state = self._resting if at_rest else self.verbs.hold(self._wake_up())
+                assert state is not None
+                self._held[tier][step] = state
+            case Restore(step, tier):
+                self._load(step, tier)
+            case Drop(step, tier):
+                del self._held[tier][step]
+            case Tape(step):
+                self._tapes[step] = recorded = self._recorded(step)
+                self._set_resting(step + 1, self.verbs.after(recorded))
+            case Backward():
+                raise AssertionError("`backward` handles these")
+            case _:
+                assert_never(action)
+
+    def _advance(self, start: int, stop: int) -> None:
+        if self._first is not None and start == 0:
+            first, self._first = self._first, None
+            self._set_resting(1, self.verbs.after(first))
+            self._count(0, 1)
+            start = 1
+        assert self._at == start
+        # In pieces if somebody watches, so that a long sweep shows on the way.
+        piece = max(1, self.steps // 100) if self._watcher else max(1, stop - start)
+        for at in range(start, stop, piece):
+            end = min(at + piece, stop)
+            state = self._wake_up()
+            self._forget_working_state()  # no second reference: large states count
+            self._at, self._live = end, self.verbs.advance(state, at, end)
+            del state
+            self._count(at, end)
+
+    def _recorded(self, step: int) -> Recorded:
+        """Return the recording of a step, and free whatever was held for it."""
+        recorded = self._tapes.pop(step, None)
+        if recorded is None and step == 0 and self._first is not None:
+            recorded, self._first = self._first, None
+            self._count(0, 1)
+        if recorded is None:
+            if self._at != step:
+                self._load_any(step)
+            recorded = self.verbs.record(self._put_to_rest(), step)
+            self._count(step, step + 1)
+        for tier in self._held.values():
+            tier.pop(step, None)
+        return recorded
+
+    def _load_any(self, step: int) -> None:
+        for tier in (Tier.MEMORY, Tier.DISK):
+            if step in self._held[tier]:
+                return self._load(step, tier)
+        return self._load(step, Tier.TAPE if step - 1 in self._tapes else Tier.CALLER)
+
+    def _load(self, step: int, tier: Tier) -> None:
+        if tier is Tier.CALLER:
+            held = self._initial
+        elif tier is Tier.TAPE:
+            held = self.verbs.after(self._tapes[step - 1])
+        else:
+            held = self._held[tier][step]
+        self._resumed_from = step
+        self._set_resting(step, held)
+
+    # -- the working state ---------------------------------------------------------------------
+
+    def _set_resting(self, at: int, held: Held) -> None:
+        self._at, self._resting, self._live = at, held, None
+
+    def _wake_up(self) -> State:
+        if self._live is None:
+            assert self._resting is not None
+            self._live, self._resting = self.verbs.resume(self._resting), None
+        return self._live
+
+    def _put_to_rest(self) -> Held:
+        held = self.verbs.rest(self._wake_up()) if self._resting is None else self._resting
+        self._forget_working_state()
+        return held
+
+    def _forget_working_state(self) -> None:
+        self._at = self._live = self._resting = None
+
+    def _count(self, start: int, stop: int) -> None:
+        self.evaluations += stop - start
+        new = max(0, stop - max(start, self._reached))
+        self._reached = max(self._reached, stop)
+        if self._watcher:
+            self._watcher.forward(new)
+            self._watcher.recompute(stop - start - new)

@@ -1,0 +1,1 @@
+"""Tables, progress bars and plots of what was planned and what happened."""

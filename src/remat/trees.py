@@ -1,0 +1,85 @@
+"""Pytrees: tuples, lists, dicts, named tuples and dataclasses of arrays, in any nesting."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import optree
+
+__all__ = ["Leaves", "Structure", "flatten", "map_leaves", "paths", "unflatten"]
+
+_NAMESPACE = "remat"
+
+_LEAF = optree.treespec_leaf()
+_SIMPLE = (np.ndarray, np.float64, float)  # the usual state, found at once
+
+Leaves = list[Any]
+Structure = optree.PyTreeSpec
+
+
+def flatten(tree: Any) -> tuple[Leaves, Structure]:
+    """Take a tree apart; `unflatten` puts it together again.
+
+    >>> leaves, structure = flatten({"a": 1.0, "b": (2.0, None)})
+    >>> leaves
+    [1.0, 2.0]
+    >>> unflatten(structure, leaves)
+    {'a': 1.0, 'b': (2.0, None)}
+    """
+    if type(tree) in _SIMPLE:
+        return [tree], _LEAF
+    while True:
+        leaves, structure = optree.tree_flatten(tree, namespace=_NAMESPACE)
+        unknown = {type(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf)}
+        unknown = {cls for cls in unknown if cls is not type}
+        if not unknown:
+            return leaves, structure
+        for cls in unknown:
+            _register(cls)
+
+
+def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
+    """Put leaves together as `structure` says."""
+    return optree.tree_unflatten(structure, leaves)
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return the tree with `function` applied to every leaf."""
+    leaves, structure = flatten(tree)
+    return unflatten(structure, map(function, leaves))
+
+
+def paths(tree: Any) -> list[str]:
+    """Name every leaf by the way to it, such as "['h'][0]"; a tree that is a leaf has the way "".
+
+    >>> paths({"h": (1.0, 2.0)})
+    ["['h'][0]", "['h'][1]"]
+    """
+    flatten(tree)
+    names, _, _ = optree.tree_flatten_with_accessor(tree, namespace=_NAMESPACE)
+    return [accessor.codify("") for accessor in names]
+
+
+def _register(cls: type) -> None:
+    """Let dataclasses be trees: their fields are the children, whatever `__init__` does."""
+    names = tuple(field.name for field in dataclasses.fields(cls))
+
+    def take_apart(value: Any) -> tuple[tuple[Any, ...], None, tuple[str, ...]]:
+        return tuple(getattr(value, name) for name in names), None, names
+
+    def put_together(_: object, children: Iterable[Any]) -> Any:
+        value: Any = object.__new__(cls)
+        for name, child in zip(names, children, strict=True):
+            object.__setattr__(value, name, child)
+        return value
+
+    optree.register_pytree_node(
+        cls,
+        take_apart,
+        put_together,
+        path_entry_type=optree.GetAttrEntry,
+        namespace=_NAMESPACE,
+    )
