@@ -30,6 +30,11 @@ def checkpointed(steps: int) -> Report:
     return measured(gradient).report()
 
 
+def within(budget: int) -> Report:
+    _checkpointed(3, memory_budget=budget)()
+    return measured(_checkpointed(_STEPS, memory_budget=budget)).report()
+
+
 def long_loop(steps: int, checkpoints: int) -> Report:
     """A small state: what is left behind per step would show."""
     _small(10, checkpoints)()
@@ -37,7 +42,7 @@ def long_loop(steps: int, checkpoints: int) -> Report:
 
 
 def run() -> list[Result]:
-    return [_memory(), _time(), _growth(), _raw_speed()]
+    return [_memory(), _time(), *map(_budget, (4, 16, 64)), _growth(), _raw_speed()]
 
 
 def _memory() -> Result:
@@ -63,6 +68,18 @@ def _time() -> Result:
         seconds["checkpointed"] / seconds["plain"],
         1.45,
         **seconds,
+    )
+
+
+def _budget(megabytes: int) -> Result:
+    budget = megabytes * 10**6
+    peak = peak_in_fresh_process("benchmarks.numpy_loop:within", budget=budget)["peak_bytes"]
+    return Result.at_most(
+        f"budget of {megabytes} MB",
+        "the same with memory_budget: peak against the budget, by the operating system",
+        peak / budget,
+        1.0,
+        peak_bytes=peak,
     )
 
 
@@ -122,12 +139,13 @@ def _plain(steps: int) -> Callable[[], object]:
     return lambda: gradient(x, W, b)
 
 
-def _checkpointed(steps: int) -> Callable[[], object]:
+def _checkpointed(steps: int, **options: Any) -> Callable[[], object]:
     W, b, x = _weights(256, 64)
+    options = options or {"num_checkpoints": _CHECKPOINTS}
 
     def model(x: Any, W: Any, b: Any) -> Any:
         final, _ = remat.checkpointed_loop(
-            lambda state: np.tanh(state @ W + b), x, steps, _CHECKPOINTS
+            lambda state: np.tanh(state @ W + b), x, steps, **options
         )
         return np.sum(final)
 

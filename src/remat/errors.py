@@ -7,7 +7,8 @@
     ├── StoreError              a checkpoint could not be written or read
     └── UnsupportedError        this cannot work here; the message says what can
 
-Bad arguments are `TypeError` or `ValueError` and name the argument and the value given.
+The judge of schedules adds `remat.schedules.IllegalMoveError` to them. Bad arguments are
+`TypeError` or `ValueError` and name the argument and the value given.
 """
 
 from __future__ import annotations

@@ -106,13 +106,16 @@ class LoopOptions:
         state, tape, working = measured
         budget = parse_memory(self.memory_budget, self.steps, measured)
         if self.schedule == "auto":
+            table = 4 * (self.steps + 1) * (budget // state + 1)  # of the exact programme
+            exact = table <= budget // 10
             return plan_loop(
                 self.steps,
                 memory_bytes=budget,
                 state_bytes=state,
                 tape_bytes=tape,
                 tape_input_bytes=state,
-                working_bytes=working,
+                working_bytes=min(budget, working + table * exact),
+                exact=exact,
             ).schedule
         if self.schedule == "all":
             needed = working + (self.steps - 1) * (tape - state)

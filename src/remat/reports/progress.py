@@ -26,9 +26,14 @@ class LoopProgress:
         self._recompute = self._progress.add_task("recompute", total=None)
         self._backward = self._progress.add_task("backward", total=steps)
 
+    def expect(self, recomputed: int) -> None:
+        """Say how many steps will be run again."""
+        self._progress.update(self._recompute, total=recomputed)
+
     @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Show the bars for a while; whatever happens, they are put away."""
+    def shown(self, *, last: bool) -> Iterator[None]:
+        """Show the bars for a while; only the `last` time they stay on the screen."""
+        self._progress.live.transient = not last
         self._progress.start()
         try:
             yield

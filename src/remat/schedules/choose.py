@@ -23,7 +23,7 @@ __all__ = ["Disk", "LoopPlan", "Option", "default_checkpoints", "plan_loop"]
 
 # What the dynamic programmes may cost: about a tenth of a second, and about a second.
 _MIXED_WORK = 10**8
-_DISK_WORK = 3 * 10**8
+_DISK_WORK = 10**8
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,7 @@ def plan_loop(
     working_bytes: int | str | None = None,
     disk: Disk | None = None,
     tolerance: float = 0.0,
+    exact: bool = True,
 ) -> LoopPlan:
     """Choose the best schedule for a loop of `steps` steps.
 
@@ -106,7 +107,8 @@ def plan_loop(
     `tape_input_bytes` of it are the step's input, not paid twice where that is held anyway.
     Without `tape_bytes` only states are held. `working_bytes` is what the pass needs beside its
     checkpoints, by default one state and one tape. With a `tolerance` of 0.01, up to one percent
-    more forward work is accepted for the sake of a lower peak.
+    more forward work is accepted for the sake of a lower peak. The exact programme for states and
+    tapes keeps a table of 4 bytes for each step and state that fits; `exact=False` does without.
 
     >>> plan = plan_loop(1000, memory_bytes="64MB", state_bytes="1MB", tape_bytes="3MB")
     >>> plan.name, plan.evaluations
@@ -122,14 +124,20 @@ def plan_loop(
     _check_disk(disk)
     sizes, working = _read_sizes(state_bytes, tape_bytes, tape_input_bytes, working_bytes, slots)
     room = _read_room(steps, slots, memory_bytes, sizes, working)
-    loop = _Loop(steps, sizes, working, disk, tapes=tape_bytes is not None)
+    loop = _Loop(steps, sizes, working, disk, tapes=tape_bytes is not None, exact=exact)
     options = list(loop.options(room))
     best = min(options, key=_rank)
     if tolerance:
         best = loop.thriftiest(room, best.cost * (1 + tolerance))
         options = [best] + [option for option in options if option.name != best.name]
     others = tuple(sorted((option for option in options if option is not best), key=_rank))
-    return LoopPlan(steps, best, others, _reason(best, others, steps, tapes=loop.tapes))
+    reason = _reason(best, others, steps, tapes=loop.tapes)
+    if disk is not None and loop.disk_slots < min(disk.slots, steps):
+        reason += f"; only {loop.disk_slots} of {disk.slots} disk slots are planned: "
+        reason += f"more would take too long for {steps} steps"
+    if tolerance:
+        reason += f"; up to {tolerance:.3g} times more work was accepted for a lower peak"
+    return LoopPlan(steps, best, others, reason)
 
 
 def _check_disk(disk: Disk | None) -> None:
@@ -174,7 +182,8 @@ def _read_room(
     if bytes_ < working and steps:
         raise BudgetTooSmallError(
             f"one step alone needs {format_bytes(working)} (state, tape and what goes back "
-            f"through it), the budget is {format_bytes(bytes_)}; raise the budget"
+            f"through it), the budget is {format_bytes(bytes_)}; raise memory_bytes to at least "
+            f"{working}"
         )
     return max(0, bytes_ - working)
 
@@ -188,6 +197,16 @@ class _Loop:
     working: int
     disk: Disk | None
     tapes: bool
+    exact: bool
+
+    @property
+    def _affordable_slots(self) -> int:
+        """How many slots of either kind can be planned; neither kind cuts the other short."""
+        return _DISK_WORK // (2 * max(1, self.steps * self.steps))
+
+    @property
+    def disk_slots(self) -> int:
+        return min(self.disk.slots, self._affordable_slots) if self.disk else 0
 
     def option(self, name: str, schedule: Schedule, cost: float | None = None) -> Option:
         evaluations = schedule.evaluations
@@ -206,15 +225,13 @@ class _Loop:
             if blocks is not None:
                 yield self.option("blocks", blocks)
             mixed = _mixed(steps, room, sizes)
-            if mixed is not None:
+            if mixed is not None and (self.exact or mixed.has_closed_form):
                 yield self.option("mixed", mixed)
         if self.disk is not None:
-            # More slots of either kind never give a worse plan, so neither cuts the other short.
-            width = _DISK_WORK // (2 * max(1, steps * steps))
-            if width:
-                disk_slots = min(width, self.disk.slots)
-                costs = self.disk.write_cost, self.disk.read_cost
-                tiers = Multistage(steps, min(width, slots), disk_slots, *costs)
+            costs = self.disk.write_cost, self.disk.read_cost
+            slots = min(slots, self._affordable_slots)
+            tiers = Multistage(steps, slots, self.disk_slots, *costs)
+            if self.disk_slots:
                 yield self.option("multistage", tiers, tiers.cost)
 
     def thriftiest(self, room: int, allowed: float) -> Option:
@@ -283,6 +300,8 @@ def _held_bytes(schedule: Schedule, sizes: Sizes) -> int:
             return schedule.peak(sizes)
         case Revolve(slots=slots) | Uniform(slots=slots) | Multistage(slots=slots):
             return min(slots, useful) * sizes.state
+        case Mixed(steps, room) if schedule.has_closed_form:
+            return min(room // schedule.sizes.state, max(0, steps - 1)) * sizes.tape
         case _:
             return simulate(schedule, schedule.steps, sizes=sizes).peak_memory
 
@@ -291,7 +310,6 @@ def _reason(best: Option, others: tuple[Option, ...], steps: int, *, tapes: bool
     why = {
         "all": "every tape fits, so no step runs twice",
         "revolve": "the fewest evaluations for slots that hold states",
-        "uniform": "equal distances are as good as any here",
         "blocks": "states at block starts and the tapes of one block at a time use the room best",
         "mixed": "the exact programme over states and tapes uses the room best",
         "multistage": "the disk holds what memory cannot, and is worth its reads and writes",
@@ -299,5 +317,6 @@ def _reason(best: Option, others: tuple[Option, ...], steps: int, *, tapes: bool
     if best.name == "revolve" and not tapes:
         why += " (the bytes of a tape are not known; with tape_bytes there may be better)"
     each = f"{best.evaluations / steps:.2f} evaluations a step" if steps else "nothing to run"
-    runner_up = f"; next is {others[0].name} at cost {others[0].cost:g}" if others else ""
+    dearer = [option for option in others if option.cost >= best.cost]
+    runner_up = f"; next is {dearer[0].name} at cost {dearer[0].cost:,.0f}" if dearer else ""
     return f"{why}: {each}{runner_up}"

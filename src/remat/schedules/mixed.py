@@ -10,11 +10,12 @@ beside the state that a stretch of n steps starts from, the best of
 
     hold nothing            n + E(n - 1, r)
     hold the state k ahead  k + E(n - k, r - state) + E(k, r)
-    hold the tape k ahead   k + 1 + E(n - k - 1, r - tape) + E(k, r)
+    hold the next tape      1 + E(n - 1, r - tape + what is there already)
 
-where a tape at once (k = 0) finds its input held already and costs `tape - tape_input`, or takes
-the place of the state that the stretch started from, if that has a slot of its own. Brute force
-over all schedules finds nothing better on the small cases that the tests go through.
+A tape finds its input there already and pays `tape - tape_input`, or takes the place of the state
+that the stretch started from, if that has a slot of its own. (So a tape further ahead is a state
+there, and then the next tape.) Brute force over all schedules finds nothing better on the small
+cases that the tests go through.
 """
 
 from __future__ import annotations
@@ -67,6 +68,10 @@ class Mixed:
             )
 
     @property
+    def has_closed_form(self) -> bool:
+        return self.sizes.state == self.sizes.tape and not self.sizes.tape_input
+
+    @property
     def evaluations(self) -> int:
         planner, room = self._planner()
         return planner.evaluations(self.steps, room)
@@ -77,7 +82,7 @@ class Mixed:
 
     def _planner(self) -> tuple[_EqualSizes | _Programme, int]:
         state, tape, tape_input = self.sizes
-        if state == tape and not tape_input:
+        if self.has_closed_form:
             return _EqualSizes(), self.room // state
         unit = gcd(state, tape, tape_input)
         room = min(self.room, self.steps * tape) // unit
@@ -121,7 +126,7 @@ class _Programme:
         self.fixed: Table = np.full(shape, _NEVER, dtype=np.int32)
         self.slotted: Table = np.full(shape, _NEVER, dtype=np.int32) if self.gain else self.fixed
         self._fill(steps)
-        self.decide = lru_cache(maxsize=4096)(self._decide)
+        self.decide = lru_cache(maxsize=512)(self._decide)
 
     def evaluations(self, steps: int, room: int) -> int:
         return int(self.fixed[steps, room])
@@ -139,17 +144,17 @@ class _Programme:
             for table, left in zip(tables, lefts, strict=True):
                 best = length + table[length - 1]
                 self._hold_at_once(best, length, own_slot=table is not self.fixed)
-                for ahead_right, cost, extra in self._ahead(length):
-                    _lower(best, cost, left[1:length], ahead_right, buffer, extra)
+                self._hold_ahead(best, left[1:length], self.slotted[length - 1 : 0 : -1], buffer)
                 table[length] = best
                 left[length] = best + length
 
-    def _ahead(self, length: int) -> tuple[tuple[Table, int, int], ...]:
-        """What may be held ahead: the costs to its right for k = 1, 2, …, its room, its own run."""
-        state = (self.slotted[length - 1 : 0 : -1], self.sizes.state, 0)
-        if self.sizes.tape_input == self.sizes.state:
-            return (state,)  # a lone tape contains its input: the same as that state, then a tape
-        return (state, (self.fixed[length - 2 :: -1][: length - 1], self.sizes.tape, 1))
+    def _hold_ahead(self, best: Table, left: Table, right: Table, buffer: Table) -> None:
+        """Lower `best` to the best place for a state, over all rooms at once."""
+        state, room = self.sizes.state, self.room + 1
+        if state < room:
+            sums = buffer[: len(left), : room - state]
+            np.add(left[:, state:], right[:, : room - state], out=sums)
+            np.minimum(best[state:], sums.min(axis=0), out=best[state:])
 
     def _hold_at_once(self, best: Table, length: int, *, own_slot: bool) -> None:
         cost = self._cost_at_once(own_slot=own_slot)
@@ -172,21 +177,8 @@ class _Programme:
         cost = self._cost_at_once(own_slot=own_slot)
         if cost <= room and best == 1 + self.fixed[length - 1, room - cost]:
             return Hold(0, Tier.TAPE, room - cost)
-        left = np.arange(1, length) + table[1:length, room]
-        for (right, cost, extra), kind in zip(
-            self._ahead(length), (Tier.MEMORY, Tier.TAPE), strict=False
-        ):
-            if cost <= room:
-                (places,) = np.nonzero(left + right[:, room - cost] + extra == best)
-                if len(places):
-                    return Hold(int(places[-1]) + 1, kind, room - cost)
-        raise AssertionError(f"no choice gives {best} for {length} steps in {room}")
-
-
-def _lower(best: Table, cost: int, left: Table, right: Table, buffer: Table, extra: int) -> None:
-    """Lower `best` to the best place k for something that costs `cost`, over all rooms at once."""
-    room = len(best)
-    if cost < room:
-        sums = buffer[: len(left), : room - cost]
-        np.add(left[:, cost:], right[:, : room - cost], out=sums)
-        np.minimum(best[cost:], sums.min(axis=0) + extra, out=best[cost:])
+        room -= self.sizes.state
+        sums = np.arange(1, length) + table[1:length, room + self.sizes.state]
+        sums += self.slotted[length - 1 : 0 : -1, room]
+        (places,) = np.nonzero(sums == best)
+        return Hold(int(places[-1]) + 1, Tier.MEMORY, room)

@@ -155,12 +155,9 @@ class _Programme:
             return Hold(split(length, slots), Tier.MEMORY, (slots - 1, 0, False))
         options = np.arange(1.0, length) + self.revolve[length - 1 : 0 : -1, slots - 1]
         options += self.from_disk[1:length, slots] + again
-        nothing = length + again + self.from_disk[length - 1, slots]
-        lifted = self.revolve[length, slots - 1]
-        if lifted <= min(options.min(), nothing):
+        # With a slot to spare, holding nothing is never better than one of these.
+        if self.revolve[length, slots - 1] <= options.min():
             return Lift((slots - 1, 0, False))
-        if nothing <= options.min():
-            return Run()
         return Hold(int(options.argmin()) + 1, Tier.MEMORY, (slots - 1, 0, False))
 
 

@@ -18,9 +18,7 @@ __all__ = ["Revolve", "advances", "reverse", "split"]
 
 
 def sweeps_needed(steps: int, slots: int) -> int:
-    """Return the least r so that no step has to be advanced over more than r times."""
-    if slots == 0:
-        return steps - 1
+    """Return the least r so that no step is advanced over more than r times, for slots >= 1."""
     low, high = 0, 1
     while comb(slots + 1 + high, high) < steps:
         low, high = high, 2 * high
@@ -115,11 +113,10 @@ def reverse(start: int, stop: int, slots: int, *, held: Tier) -> Iterator[Action
             sweeps = bisect_left(row, length)
             ahead = min(row[sweeps - 1], length - reaches[free - 1][sweeps - 1])  # as in `split`
             yield new(Advance, (at, at + ahead))
-            at += ahead
-            if end - at > 1:
-                yield new(Save, (at, memory))
-                saved.append(at)
-                free -= 1
+            at += ahead  # what is left has at least free + 1 steps: worth a slot
+            yield new(Save, (at, memory))
+            saved.append(at)
+            free -= 1
             continue
         if end == start:
             return

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from itertools import takewhile
 from typing import Literal
 
-from .actions import Backward, Save, Schedule
+from .actions import Backward, Save
 from .check import whole_number
 from .choose import default_checkpoints
 from .revolve import Revolve
@@ -41,18 +40,8 @@ def compute_checkpoint_positions(
         return list(range(1, steps))
     if schedule == "uniform":
         return list(even_positions(steps, slots))
-    positions = set(_first_sweep(Revolve(steps, slots)))
-    # Slots for which the sweep finds no use: the places between are as good as any.
-    spare = (p for p in range(steps - 1, 0, -1) if p not in positions)
-    return sorted([*positions, *islice(spare, slots - len(positions))])
-
-
-def _first_sweep(schedule: Schedule) -> Iterator[int]:
-    for action in schedule:
-        if isinstance(action, Backward):
-            return
-        if isinstance(action, Save):
-            yield action.step
+    ahead = takewhile(lambda action: not isinstance(action, Backward), Revolve(steps, slots))
+    return [action.step for action in ahead if isinstance(action, Save)]
 
 
 def get_memory_savings(

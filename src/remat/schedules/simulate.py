@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import assert_never, get_args
 
+from ..errors import RematError
 from .actions import Action, Advance, Backward, Drop, Restore, Save, Sizes, Tape, Tier
 
 __all__ = ["Account", "IllegalMoveError", "simulate"]
 
 
+_KINDS = frozenset(get_args(Action))
 _CHEAPEST_FIRST = (Tier.MEMORY, Tier.TAPE, Tier.CALLER, Tier.DISK)
 
 
-class IllegalMoveError(Exception):
+class IllegalMoveError(RematError):
     """A schedule asked for something that no runner could do."""
 
 
@@ -71,8 +73,23 @@ class _Judge:
         self.end = steps  # the steps from here on have been gone back through
         self.held: dict[Tier, set[int]] = {Tier.MEMORY: set(), Tier.DISK: set()}
         self.tapes: set[int] = set()
+        self.sharing = 0  # tapes whose input is held anyway
 
     def act(self, action: Action) -> None:
+        _refuse_if(type(action) not in _KINDS, "this is no action")
+        # Whatever an action does, it does to one step: only that tape and the next may share more
+        # or less than before.
+        step = action[0]
+        before = self._shares(step) + self._shares(step + 1)
+        self._do(action)
+        self.sharing += self._shares(step) + self._shares(step + 1) - before
+        self._measure()
+
+    def _shares(self, step: int) -> int:
+        held_anyway = step == 0 or step in self.held[Tier.MEMORY] or step - 1 in self.tapes
+        return int(step in self.tapes and held_anyway)
+
+    def _do(self, action: Action) -> None:
         match action:
             case Advance(start, stop):
                 _refuse_if(self.working != start, f"the working state is at {self.working}")
@@ -85,7 +102,6 @@ class _Judge:
                 _refuse_if(step in self.held[tier], "this state is held there already")
                 self.held[tier].add(step)
                 self.account.writes[tier] += 1
-                self._measure()
             case Restore(step, tier):
                 _refuse_if(not self._is_held(step, tier), "no such state is held there")
                 self.account.reads[tier] += 1
@@ -98,7 +114,6 @@ class _Judge:
                 self._run_from(step)
                 self.tapes.add(step)
                 self.working = step + 1
-                self._measure()
             case Backward(step):
                 _refuse_if(step != self.end - 1, f"the next step back is {self.end - 1}")
                 if step not in self.tapes:
@@ -113,7 +128,7 @@ class _Judge:
     def finish(self) -> None:
         if self.end:
             raise IllegalMoveError(f"the schedule stops with steps 0 to {self.end - 1} still ahead")
-        left = sorted(self.tapes) + [s for states in self.held.values() for s in sorted(states)]
+        left = [step for states in self.held.values() for step in sorted(states)]
         if left:
             raise IllegalMoveError(f"the schedule leaves {left} held")
 
@@ -145,13 +160,13 @@ class _Judge:
 
     def _measure(self) -> None:
         memory = len(self.held[Tier.MEMORY]) * self.sizes.state
-        for step in self.tapes:
-            shared = step == 0 or step in self.held[Tier.MEMORY] or step - 1 in self.tapes
-            memory += self.sizes.tape - (self.sizes.tape_input if shared else 0)
+        memory += len(self.tapes) * self.sizes.tape - self.sharing * self.sizes.tape_input
         disk = len(self.held[Tier.DISK]) * self.sizes.state
         for used, tier in ((memory, Tier.MEMORY), (disk, Tier.DISK)):
             limit = self.limits[tier]
-            _refuse_if(limit is not None and used > limit, f"{used} held in {tier}, room {limit}")
+            _refuse_if(
+                limit is not None and used > limit, f"{used} held in {tier.value}, room {limit}"
+            )
         self.account.peak_memory = max(self.account.peak_memory, memory)
         self.account.peak_disk = max(self.account.peak_disk, disk)
 

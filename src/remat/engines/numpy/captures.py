@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,10 +30,11 @@ _ATOMS = (bool, int, float, complex, str, bytes, type(None), type, types.ModuleT
 _CONTAINERS = (dict, OrderedDict, defaultdict)
 _WALKED_STANDARD_TYPES = (types.SimpleNamespace,)
 # Nobody hides a traced array inside these, and their objects refer to half the world.
-_OPAQUE = sys.stdlib_module_names | {
+_FRAMEWORKS = {
     *("numpy", "autograd", "scipy", "pandas", "matplotlib", "torch", "jax", "jaxlib", "rich"),
     *("optree", "pytest", "_pytest", "hypothesis", "remat"),
 }
+_STANDARD_LIBRARY = Path(os.__file__).parent
 
 Setter = Callable[[Any], None]
 
@@ -187,8 +190,18 @@ def _is_opaque(thing: Any) -> bool:
         dataclasses.is_dataclass(thing) or issubclass(thing, _WALKED_STANDARD_TYPES)
     ):
         return False
-    root = (getattr(thing, "__module__", None) or "").partition(".")[0]
-    return root in _OPAQUE and root != "__main__"
+    return _is_library((getattr(thing, "__module__", None) or "").partition(".")[0])
+
+
+@functools.cache
+def _is_library(name: str) -> bool:
+    """Tell a framework or the standard library from a program's own module of the same name."""
+    if name in _FRAMEWORKS:
+        return True
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name in sys.stdlib_module_names and (
+        file is None or _STANDARD_LIBRARY in Path(file).parents
+    )
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:

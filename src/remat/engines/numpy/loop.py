@@ -31,7 +31,9 @@ Checkpoints = dict[int, Any]
 class Progress(Watcher, Protocol):
     """A watcher that can be shown for a while."""
 
-    def shown(self) -> AbstractContextManager[None]: ...
+    def shown(self, *, last: bool) -> AbstractContextManager[None]: ...
+
+    def expect(self, recomputed: int) -> None: ...
 
 
 def run_loop(
@@ -120,12 +122,12 @@ class _Pass:
         self.traced: list[bool] = []  # leaves of the final state, stacked outputs: differentiable?
         self.final: HeldState = self.initial
 
-    def shown(self) -> AbstractContextManager[None]:
-        return self.progress.shown() if self.progress else nullcontext()
+    def shown(self, *, last: bool) -> AbstractContextManager[None]:
+        return self.progress.shown(last=last) if self.progress else nullcontext()
 
     def plainly(self, loop: _Loop) -> tuple[Any, list[Any]]:
         """Run a loop that nobody differentiates."""
-        with self.shown():
+        with self.shown(last=True):
             self.run = self.start(traced=False)
         stacks = self.steps.outputs.stacks
         return trees.unflatten(loop.structure, self.final.leaves), stacks
@@ -141,7 +143,7 @@ class _Pass:
         return trees.unflatten(loop.structure, results[:count]), results[count:]
 
     def ahead(self) -> tuple[Any, ...]:
-        with self.steps.captures.filled(self.steps.captured), self.shown():
+        with self.steps.captures.filled(self.steps.captured), self.shown(last=False):
             self.run = self.start(traced=True)
         self.steps.randomness.watch_only_used(self.initial.moment, self.steps.randomness.moment())
         results = [*self.final.leaves, *self.steps.outputs.stacks]
@@ -157,7 +159,7 @@ class _Pass:
         steps.outputs.gradients = seeds[count:]
         now = steps.randomness.moment()
         try:
-            with steps.captures.filled(steps.captured), self.shown():
+            with steps.captures.filled(steps.captured), self.shown(last=True):
                 run, self.run = self.run or self._again(), None
                 state = self.finish(run, seeds[:count])
         finally:
@@ -220,8 +222,11 @@ class _FixedPass(_Pass):
         elif self.schedule is None:
             measured = None
             if self.options.needs_measuring:
-                first, measured = self.steps.measure(self.initial)
+                exactly = self.options.memory_budget is not None
+                first, measured = self.steps.measure(self.initial, exactly=exactly)
             self.schedule = self.options.choose(measured)
+            if self.progress:
+                self.progress.expect(self.schedule.evaluations - self.options.steps)
         run: Run = LoopRun(
             self.steps, self.initial, self.options.steps, first=first, watcher=self.progress
         )
@@ -265,7 +270,7 @@ class _WhilePass(_Pass):
         if not traced or not self.goes_on[0](self.steps.resume(self.initial)):
             self.slots = parse_budget(self.budget, whole=0) // state_bytes
             return None
-        first, measured = self.steps.measure(self.initial)
+        first, measured = self.steps.measure(self.initial, exactly=True)
         budget = parse_memory(self.budget, 1, measured)
         self.slots = (budget - measured.working_bytes) // measured.state_bytes
         return first

@@ -1,0 +1,328 @@
+"""The command line: arguments -> public API -> text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Console
+
+import remat
+
+from .demo import DemoResult, DemoSize, run_demo
+from .reports.plots import can_plot, check_plot_path, plot_memory, plot_schedule
+from .reports.tables import Unit, comparison_table, plan_table
+from .schedules import Disk, LoopPlan, Option
+from .sizes import parse_bytes
+
+__all__ = ["main"]
+
+_DESCRIPTION = "Exact gradients inside a memory budget."
+_EXAMPLES = """\
+examples:
+  remat demo                                  see it work: about 20 seconds, and a picture
+  remat plan --steps 1000 --checkpoints 31    which schedule, and what it costs
+  remat plan --steps 1000 --memory 64MB --state-bytes 1MB --tape-bytes 3MB --plot plan.png
+
+"remat COMMAND --help" tells more about a command.
+"""
+_DEMO = """\
+Differentiate a long NumPy simulation twice: with an ordinary Python loop, and with
+remat.checkpointed_loop. Each runs in its own process; then memory, time and gradients are
+compared, and a picture shows memory over time.
+"""
+_DEMO_EXAMPLES = """\
+examples:
+  remat demo
+  remat demo --steps 3000 --size 64 --checkpoints 20 --output memory.png
+  remat demo --json --no-plot
+"""
+_PLAN = """\
+Compare the schedules for a loop: how often a step is evaluated, and what is held at most.
+
+Give the room as a number of states (--checkpoints), or as the peak of the whole pass in bytes
+(--memory, with --state-bytes). Sizes are bytes, or text such as 64MB or 2GiB.
+"""
+_PLAN_EXAMPLES = """\
+examples:
+  remat plan --steps 1000 --checkpoints 31
+  remat plan --steps 1000 --memory 64MB --state-bytes 1MB --tape-bytes 3MB
+  remat plan --steps 1000 --checkpoints 10 --disk 20 --disk-write 2 --disk-read 2
+  remat plan --steps 100 --checkpoints 5 --plot schedule.png
+  remat plan --steps 1000 --checkpoints 31 --json
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code: 0, 2 for bad input, 130 for Ctrl-C."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.command is None:
+            parser.print_help(sys.stderr)
+            return 2
+        arguments.run(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _complain("interrupted", 130)
+    except BrokenPipeError:
+        # Whoever read us has seen enough. Python must not fail once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (remat.RematError, ValueError, TypeError, OSError) as error:
+        return _complain(str(error), 2)
+    return 0
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"remat: {message}", file=sys.stderr)
+    return code
+
+
+# -- arguments ---------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("remat", **_texts(_DESCRIPTION, _EXAMPLES))
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"remat {remat.__version__}",
+        help="show the version and exit",
+    )
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+    demo = commands.add_parser(
+        "demo",
+        help="see it work: memory, time and a picture",
+        **_texts(_DEMO, _DEMO_EXAMPLES),
+    )
+    _add_demo_options(demo)
+    plan = commands.add_parser(
+        "plan",
+        help="compare the schedules for a loop",
+        **_texts(_PLAN, _PLAN_EXAMPLES),
+    )
+    _add_plan_options(plan)
+    return parser
+
+
+def _texts(description: str, examples: str) -> dict[str, Any]:
+    return {
+        "description": description,
+        "epilog": examples,
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "allow_abbrev": False,  # an option added later must not change what a script means
+    }
+
+
+def _add_demo_options(parser: argparse.ArgumentParser) -> None:
+    usual = DemoSize()
+    add = parser.add_argument
+    add(
+        "--steps",
+        type=_at_least(1),
+        default=usual.steps,
+        metavar="N",
+        help=_default("length of the loop"),
+    )
+    add(
+        "--size",
+        type=_at_least(2),
+        default=usual.size,
+        metavar="N",
+        help=_default("cells along a side of the grid"),
+    )
+    add(
+        "--checkpoints",
+        type=_at_least(0),
+        metavar="K",
+        help="room in memory, in states (default: the root of --steps)",
+    )
+    add(
+        "--output",
+        default="remat-demo.png",
+        metavar="FILE",
+        help=_default("picture, .png, .svg or .pdf"),
+    )
+    add("--no-plot", action="store_true", help="draw no picture")
+    add("--json", action="store_true", help="print only JSON on stdout; progress is on stderr")
+    parser.set_defaults(run=_demo)
+
+
+def _add_plan_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--steps", type=_at_least(0), required=True, metavar="N", help="length of the loop")
+    room = parser.add_mutually_exclusive_group()
+    room.add_argument(
+        "--checkpoints",
+        type=_at_least(0),
+        metavar="K",
+        help="room, in states (default: the root of --steps)",
+    )
+    room.add_argument("--memory", type=_size, metavar="SIZE", help="room, as the peak of the pass")
+    add("--state-bytes", type=_size, metavar="SIZE", help="what goes from step to step")
+    add("--tape-bytes", type=_size, metavar="SIZE", help="what one step keeps to go back through")
+    add("--disk", type=_at_least(0), metavar="SLOTS", help="this many more states fit on disk")
+    for verb in ("write", "read"):
+        text = f"what a disk {verb} takes, in forward steps (default: 1)"
+        add(f"--disk-{verb}", type=_cost, metavar="COST", help=text)
+    add("--plot", metavar="FILE", help="draw the best schedule: .png, .svg or .pdf")
+    add("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_plan)
+
+
+def _default(text: str) -> str:
+    return f"{text} (default: %(default)s)"
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        wanted = f"a whole number of at least {least}, got {text!r}"
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(wanted) from None
+        if number < least:
+            raise argparse.ArgumentTypeError(wanted)
+        return number
+
+    return parse
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text, name="a size")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _cost(text: str) -> float:
+    try:
+        cost = float(text)
+    except ValueError:
+        cost = -1.0
+    if not 0 <= cost < float("inf"):
+        raise argparse.ArgumentTypeError(f"a number of at least 0, got {text!r}")
+    return cost
+
+
+# -- remat demo --------------------------------------------------------------------------------
+
+
+def _demo(arguments: argparse.Namespace) -> None:
+    wanted = not arguments.no_plot
+    target = check_plot_path(arguments.output) if wanted else None
+    size = DemoSize(arguments.steps, arguments.size, arguments.checkpoints)
+    result = run_demo(size)
+    picture = None
+    if target is not None and can_plot():
+        title = f"The gradient of {size.steps:,} steps of a {size.size} x {size.size} simulation"
+        picture = plot_memory([result.plain, result.checkpointed], target, title=title)
+    if arguments.json:
+        _print_json({**result.as_dict(), "plot": str(picture) if picture else None})
+        return
+    _show_demo(result)
+    if picture:
+        print(f"Memory over time: {picture}")
+    elif wanted:
+        print('For a picture of memory over time: pip install "remat[plot]"')
+
+
+def _show_demo(result: DemoResult) -> None:
+    relative = result.gradient_difference / (result.gradient_largest or 1.0)
+    Console().print(comparison_table(result.plain, result.checkpointed, relative))
+    exact = result.gradient_difference == 0
+    equal = "the same gradient, bit for bit" if exact else "the same gradient, up to rounding"
+    ratio = result.checkpointed.peak_bytes / max(1, result.plain.peak_bytes)
+    print(f"{result.size.steps:,} steps: {equal}, in {ratio:.1%} of the memory.")
+
+
+# -- remat plan --------------------------------------------------------------------------------
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    _check_plan_options(arguments)
+    plan = _plan_of(arguments)
+    picture = None
+    if arguments.plot is not None:
+        title = f"{plan.name}: {plan.steps:,} steps, {plan.evaluations:,} evaluations"
+        picture = plot_schedule(plan.schedule, plan.steps, arguments.plot, title=title)
+    unit: Unit = "states" if arguments.state_bytes is None else "bytes"
+    if arguments.json:
+        _print_json(_plan_as_dict(plan, unit))
+        return
+    console = Console()
+    console.print(plan_table(plan, unit=unit))
+    console.print(f"* best: {plan.reason}", markup=False, highlight=False)
+    if arguments.disk is not None and not any(o.name == "multistage" for o in _options(plan)):
+        print(f"Disk is left out: planning it for {plan.steps:,} steps would take too long.")
+    if picture:
+        print(f"The schedule over time: {picture}")
+
+
+def _check_plan_options(arguments: argparse.Namespace) -> None:
+    """Refuse what has no meaning, in the words of the command line."""
+    if arguments.state_bytes is None:
+        for name, value in (("memory", arguments.memory), ("tape-bytes", arguments.tape_bytes)):
+            if value is not None:
+                raise ValueError(f"--{name} {value} needs --state-bytes: the bytes of one state")
+    if arguments.disk is None:
+        for name, cost in (("write", arguments.disk_write), ("read", arguments.disk_read)):
+            if cost is not None:
+                raise ValueError(f"--disk-{name} {cost:g} needs --disk: the states that fit there")
+    if arguments.plot is not None:
+        check_plot_path(arguments.plot)
+
+
+def _plan_of(arguments: argparse.Namespace) -> LoopPlan:
+    slots, disk = arguments.checkpoints, None
+    if slots is None and arguments.memory is None:
+        slots = int(remat.get_memory_savings(arguments.steps)["num_checkpoints"])
+    if arguments.disk is not None:
+        costs = (1.0 if c is None else c for c in (arguments.disk_write, arguments.disk_read))
+        disk = Disk(arguments.disk, *costs)
+    return remat.plan_loop(
+        arguments.steps,
+        slots=slots,
+        memory_bytes=arguments.memory,
+        state_bytes=arguments.state_bytes,
+        tape_bytes=arguments.tape_bytes,
+        disk=disk,
+    )
+
+
+def _plan_as_dict(plan: LoopPlan, unit: Unit) -> dict[str, Any]:
+    options = [
+        {
+            "name": option.name,
+            "evaluations": option.evaluations,
+            "evaluations_per_step": option.evaluations / max(1, plan.steps),
+            "cost": option.cost,
+            "peak_bytes": option.peak_bytes,
+            "disk_slots": option.disk_slots,
+        }
+        for option in _options(plan)
+    ]
+    return {
+        "steps": plan.steps,
+        "best": plan.name,
+        "reason": plan.reason,
+        "peak_unit": unit,  # without the bytes of a state, peaks are in states
+        "options": options,
+    }
+
+
+def _options(plan: LoopPlan) -> tuple[Option, ...]:
+    return plan.best, *plan.alternatives
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, indent=2))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

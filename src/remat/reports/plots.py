@@ -1,0 +1,235 @@
+"""Pictures: memory over time, and a schedule as the path that it takes over the steps.
+
+matplotlib is loaded when a picture is drawn, and only as objects: no backend is chosen and no
+global state is touched, so it can be used beside whatever a program draws itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, assert_never
+
+from ..errors import UnsupportedError
+from ..schedules.actions import Action, Advance, Backward, Drop, Restore, Save, Tape, Tier
+from ..sizes import format_bytes
+from .memory import MeasuredPass
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["can_plot", "check_plot_path", "plot_memory", "plot_schedule", "schedule_paths"]
+
+_FORMATS = (".png", ".svg", ".pdf")
+_MOST_STEPS = 20_000  # beyond, lines are far thinner than pixels, and there are millions of them
+_MEMORY_COLOURS = ("#c44e52", "#4c72b0", "#55a868", "#8172b3")
+_BLUE, _RED, _GREY, _BROWN, _GREEN = "#4c72b0", "#c44e52", "#8c8c8c", "#937860", "#55a868"
+
+
+def can_plot() -> bool:
+    """Say whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
+
+
+def check_plot_path(path: str | Path) -> Path:
+    """Return where a picture goes, or say why it cannot: better now than after a long run."""
+    path = Path(path)
+    if path.suffix.lower() not in _FORMATS:
+        raise ValueError(f"a picture is a {', '.join(_FORMATS)} file, got {str(path)!r}")
+    if not path.parent.is_dir():
+        raise ValueError(f"the folder of {str(path)!r} does not exist; create it first")
+    return path
+
+
+# -- memory over time --------------------------------------------------------------------------
+
+
+def plot_memory(passes: Sequence[MeasuredPass], path: str | Path, *, title: str = "") -> Path:
+    """Draw the memory of each pass over its time."""
+    figure, axes = _figure(title)
+    for measured, colour in zip(passes, _MEMORY_COLOURS, strict=False):
+        heights = [held / 1e6 for held in measured.curve_bytes]
+        label = f"{measured.name}: {format_bytes(measured.peak_bytes)}, {measured.seconds:.1f} s"
+        axes.fill_between(measured.curve_seconds, heights, color=colour, alpha=0.18, linewidth=0)
+        axes.plot(measured.curve_seconds, heights, color=colour, linewidth=2, label=label)
+    axes.set_xlabel("seconds since the start of the pass")
+    axes.set_ylabel("memory above the start (MB)")
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    axes.margins(x=0.01)
+    axes.legend(frameon=False, title="peak memory and time", alignment="left")
+    return _write(figure, path)
+
+
+# -- a schedule --------------------------------------------------------------------------------
+
+
+class Segment(NamedTuple):
+    """A straight line from (work, position) to (work, position)."""
+
+    start: tuple[float, float]
+    end: tuple[float, float]
+
+
+@dataclass
+class SchedulePaths:
+    """A schedule as lines: steps ahead, steps back, and how long states and tapes are held."""
+
+    ahead: list[Segment] = field(default_factory=list)
+    back: list[Segment] = field(default_factory=list)
+    states: list[Segment] = field(default_factory=list)
+    on_disk: list[Segment] = field(default_factory=list)
+    tapes: list[Segment] = field(default_factory=list)
+    work: int = 0
+
+
+def schedule_paths(actions: Iterable[Action]) -> SchedulePaths:
+    """Follow the actions of a schedule; a step ahead and a step back are one unit of work each.
+
+    >>> from remat.schedules import StoreAll
+    >>> schedule_paths(StoreAll(2)).work
+    4
+    """
+    return _Tracer().follow(actions)
+
+
+def plot_schedule(
+    actions: Iterable[Action], steps: int, path: str | Path, *, title: str = ""
+) -> Path:
+    """Draw the position in the loop over the work done: what runs when, and what is held."""
+    if steps > _MOST_STEPS:
+        raise ValueError(f"a picture shows at most {_MOST_STEPS} steps, got {steps}; plot fewer")
+    figure, axes = _figure(title)
+    paths = schedule_paths(actions)
+    thin = min(1.6, max(0.4, 400 / max(1, paths.work)))
+    for segments, colour, width, label in (
+        (paths.tapes, _GREEN, thin, "tape held"),
+        (paths.states, _GREY, thin, "state held in memory"),
+        (paths.on_disk, _BROWN, 1.5 * thin, "state held on disk"),
+        (paths.ahead, _BLUE, 2 * thin, "steps ahead"),
+        (paths.back, _RED, 2 * thin, "steps back"),
+    ):
+        if segments:
+            _draw(axes, segments, colour, width, label)
+    axes.set_xlim(0, max(1, paths.work))
+    axes.set_ylim(0, max(1, steps))
+    axes.grid(visible=False)  # it would look like held states
+    axes.set_xlabel("work done (steps ahead and steps back)")
+    axes.set_ylabel("position in the loop (step)")
+    _explain_lines(figure, axes)
+    return _write(figure, path)
+
+
+class _Tracer:
+    """Walks over the actions and notes where each line starts and ends."""
+
+    def __init__(self) -> None:
+        self.paths = SchedulePaths()
+        self.held: dict[tuple[Tier, int], int] = {}  # since which unit of work
+
+    def follow(self, actions: Iterable[Action]) -> SchedulePaths:
+        for action in actions:
+            self._act(action)
+        for tier, step in list(self.held):
+            self._let_go(tier, step)
+        return self.paths
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Advance(start, stop):
+                self._run(start, stop)
+            case Save(step, tier):
+                self.held[tier, step] = self.paths.work
+            case Drop(step, tier):
+                self._let_go(tier, step)
+            case Tape(step):
+                self._run(step, step + 1)
+                self._use_up(step)
+                self.held[Tier.TAPE, step] = self.paths.work
+            case Backward(step):
+                if (Tier.TAPE, step) not in self.held:
+                    self._run(step, step + 1)
+                self._use_up(step)
+                self._let_go(Tier.TAPE, step)
+                self._line(self.paths.back, step + 1, step)
+            case Restore():
+                pass  # a jump: the next line starts elsewhere
+            case _:
+                assert_never(action)
+
+    def _run(self, start: int, stop: int) -> None:
+        self._line(self.paths.ahead, start, stop)
+
+    def _line(self, lines: list[Segment], start: int, stop: int) -> None:
+        before = self.paths.work
+        self.paths.work += abs(stop - start)
+        lines.append(Segment((before, start), (self.paths.work, stop)))
+
+    def _use_up(self, step: int) -> None:
+        self._let_go(Tier.MEMORY, step)
+        self._let_go(Tier.DISK, step)
+
+    def _let_go(self, tier: Tier, step: int) -> None:
+        since = self.held.pop((tier, step), None)
+        if since is None:
+            return
+        bars = {Tier.DISK: self.paths.on_disk, Tier.TAPE: self.paths.tapes}
+        # A tape belongs to the step, which lies between two states.
+        height = step + 0.5 if tier is Tier.TAPE else step
+        bars.get(tier, self.paths.states).append(
+            Segment((since, height), (self.paths.work, height))
+        )
+
+
+# -- matplotlib --------------------------------------------------------------------------------
+
+
+def _figure(title: str) -> tuple[Figure, Axes]:
+    if not can_plot():
+        raise UnsupportedError(
+            'pictures need matplotlib, which is not installed; pip install "remat[plot]"'
+        )
+    from matplotlib.figure import Figure  # noqa: PLC0415  (optional, and slow to load)
+
+    figure = Figure(figsize=(9, 5), dpi=130, layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_title(title, loc="left", fontsize="large")
+    return figure, axes
+
+
+def _draw(axes: Axes, segments: list[Segment], colour: str, width: float, label: str) -> None:
+    # One broken line, not a collection of lines: a NaN lifts the pen, and agg draws it fast.
+    xs, ys = zip(*_points(segments), strict=True)
+    axes.plot(xs, ys, color=colour, linewidth=width, label=label, solid_capstyle="butt")
+
+
+def _explain_lines(figure: Figure, axes: Axes) -> None:
+    lines, labels = axes.get_legend_handles_labels()
+    legend = figure.legend(
+        lines, labels, loc="outside lower center", ncols=5, frameon=False, fontsize="small"
+    )
+    for line in legend.get_lines():
+        line.set_linewidth(2)  # thin lines show no colour
+
+
+def _points(segments: list[Segment]) -> Iterator[tuple[float, float]]:
+    for start, end in segments:
+        yield start
+        yield end
+        yield float("nan"), float("nan")
+
+
+def _write(figure: Figure, path: str | Path) -> Path:
+    """Draw in memory first: an error or Ctrl-C on the way leaves no half-written file."""
+    path = check_plot_path(path)
+    drawn = BytesIO()
+    figure.savefig(drawn, format=path.suffix[1:].lower())
+    path.write_bytes(drawn.getvalue())
+    return path
