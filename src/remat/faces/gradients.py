@@ -24,11 +24,12 @@ def grad(f: Callable[..., Any], wrt: int | tuple[int, ...] = 0) -> Callable[...,
     >>> dx, float(dy)
     (array([ 6., 12.]), 5.0)
     """
-    both = value_and_grad(f, wrt)
+    positions = _positions(f, wrt)
 
     @functools.wraps(f, updated=())
     def gradient(*args: Any, init_grad: Any = None, **kwargs: Any) -> Any:
-        return both(*args, init_grad=init_grad, **kwargs)[1]
+        gradients = _evaluate(f, positions, args, kwargs, init_grad)[1]
+        return tuple(gradients) if isinstance(wrt, tuple) else gradients[0]
 
     return gradient
 
@@ -41,24 +42,40 @@ def value_and_grad(f: Callable[..., Any], wrt: int | tuple[int, ...] = 0) -> Cal
     >>> float(value), gradient
     (3.0, array([1., 1.]))
     """
+    positions = _positions(f, wrt)
+
+    @functools.wraps(f, updated=())
+    def value_and_gradient(*args: Any, init_grad: Any = None, **kwargs: Any) -> Any:
+        value, gradients = _evaluate(f, positions, args, kwargs, init_grad)
+        return value, tuple(gradients) if isinstance(wrt, tuple) else gradients[0]
+
+    return value_and_gradient
+
+
+def _positions(f: Callable[..., Any], wrt: int | tuple[int, ...]) -> tuple[int, ...]:
     if not callable(f):
         raise TypeError(f"f is a function, got {f!r}")
     positions = wrt if isinstance(wrt, tuple) else (wrt,)
     if not positions or any(isinstance(p, bool) or not isinstance(p, int) for p in positions):
         raise TypeError(f"wrt is the position of an argument, or a tuple of them, got {wrt!r}")
+    return positions
 
-    @functools.wraps(f, updated=())
-    def value_and_gradient(*args: Any, init_grad: Any = None, **kwargs: Any) -> Any:
-        for position in positions:
-            if not -len(args) <= position < len(args):
-                raise ValueError(
-                    f"wrt names argument {position}, but {len(args)} were given by position"
-                )
-        places = [position % len(args) for position in positions]
-        if len(set(places)) < len(places):
-            raise ValueError(f"wrt names an argument twice, got {wrt!r}")
-        engine = engine_for(leaf for place in places for leaf in trees.flatten(args[place])[0])
-        value, gradients = engine.value_and_grad(f, places, args, kwargs, init_grad)
-        return value, tuple(gradients) if isinstance(wrt, tuple) else gradients[0]
 
-    return value_and_gradient
+def _evaluate(
+    f: Callable[..., Any],
+    positions: tuple[int, ...],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    init_grad: Any,
+) -> tuple[Any, list[Any]]:
+    for position in positions:
+        if not -len(args) <= position < len(args):
+            raise ValueError(
+                f"wrt names argument {position}, but {len(args)} were given by position"
+            )
+    places = [position % len(args) for position in positions]
+    if len(set(places)) < len(places):
+        raise ValueError(f"wrt names an argument twice, got {positions!r}")
+    engine = engine_for(leaf for place in places for leaf in trees.flatten(args[place])[0])
+    value, gradients = engine.value_and_grad(f, places, args, kwargs, init_grad)
+    return value, gradients

@@ -105,6 +105,9 @@ class LoopOptions:
     def _within_budget(self, measured: Measured) -> Schedule:
         state, tape, working = measured
         budget = parse_memory(self.memory_budget, self.steps, measured)
+        everything = working + (self.steps - 1) * (tape - state)
+        if self.schedule == "auto" and everything <= budget:
+            return StoreAll(self.steps)
         if self.schedule == "auto":
             table = 4 * (self.steps + 1) * (budget // state + 1)  # of the exact programme
             exact = table <= budget // 10
@@ -117,13 +120,11 @@ class LoopOptions:
                 working_bytes=min(budget, working + table * exact),
                 exact=exact,
             ).schedule
-        if self.schedule == "all":
-            needed = working + (self.steps - 1) * (tape - state)
-            if needed > budget:
-                raise BudgetTooSmallError(
-                    f'schedule="all" holds {format_bytes(needed)} for {self.steps} steps, the '
-                    f'budget is {format_bytes(budget)}; raise it or use schedule="auto"'
-                )
+        if self.schedule == "all" and everything > budget:
+            raise BudgetTooSmallError(
+                f'schedule="all" holds {format_bytes(everything)} for {self.steps} steps, the '
+                f'budget is {format_bytes(budget)}; raise it or use schedule="auto"'
+            )
         return self._fixed(max(0, budget - working) // state)
 
     def _fixed(self, slots: int) -> Schedule:

@@ -27,7 +27,7 @@ from autograd.tracer import isbox, notrace_primitives, trace_primitives_map
 from ...errors import UnsupportedError
 from . import follow
 
-__all__ = ["Node", "TracedArray", "root_box"]
+__all__ = ["Node", "TracedArray", "plain", "root_box"]
 
 Array = Any  # autograd and NumPy share no useful type
 
@@ -82,11 +82,23 @@ def _taken(g: Array, index: Any) -> Array:
     return taken
 
 
+def _value_vjp(ans: Array, array: Array, index: Any, value: Array) -> Any:
+    shape = np.shape(value)
+
+    def taken(g: Array) -> Array:
+        part = _taken(g, index)
+        # NumPy lets a value have leading axes of length 1 that the place does not have.
+        extra = len(shape) - np.ndim(part)
+        return anp.reshape(part, (1,) * extra + np.shape(part)) if extra > 0 else part
+
+    return unbroadcast_f(value, taken)
+
+
 defvjp(
     _replaced,
     lambda ans, array, index, value: lambda g: _replaced(g, index, 0.0),
     None,
-    lambda ans, array, index, value: unbroadcast_f(value, lambda g: _taken(g, index)),
+    _value_vjp,
 )
 
 _views: weakref.WeakValueDictionary[int, _Family] = weakref.WeakValueDictionary()
@@ -116,6 +128,10 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         out = kwargs.pop("out", None)
+        if kwargs.get("where", True) is not True:
+            raise UnsupportedError(
+                f"np.{ufunc.__name__} is not followed with where=; use np.where on its result"
+            )
         if method != "__call__":
             result = follow.ufunc_method(ufunc, method, inputs, kwargs)
         else:
@@ -143,6 +159,8 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
 
     def _update(self, result: Any) -> Any:
         """Take over `result` as NumPy's augmented assignment does."""
+        if not isinstance(plain(self), np.ndarray):
+            return result  # numbers are not changed in place: the name gets another one
         if np.shape(result) != self.shape:
             raise ValueError(
                 f"non-broadcastable output operand with shape {self.shape} doesn't match the "
@@ -152,7 +170,7 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
             if not np.can_cast(result.dtype, self.dtype, "same_kind"):
                 raise TypeError(f"cannot cast {result.dtype} to {self.dtype} in place")
             result = result.astype(self.dtype)
-        self._become(result)
+        self._become(result if isbox(result) else _replaced(self, ..., result))
         return self
 
     def _become(self, result: Any) -> None:
@@ -194,6 +212,9 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
     def __imod__(self, other: Any) -> Any:
         return self._update(self % other)
 
+    def __ifloordiv__(self, other: Any) -> Any:
+        return self._update(self // other)
+
     # -- what autograd's boxes lack ------------------------------------------------------------
 
     def __pos__(self) -> Any:
@@ -208,8 +229,37 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
     def copy(self, order: str = "C") -> Any:
         return self * 1
 
+    def astype(self, dtype: Any, *args: Any, copy: bool = True, **kwargs: Any) -> Any:
+        if not copy and np.dtype(dtype) == self.dtype:
+            return self
+        if np.dtype(dtype).kind not in "fc":  # whole numbers have no slope
+            return plain(self).astype(dtype, *args, **kwargs)
+        return super().astype(dtype, *args, **kwargs)
+
     def dot(self, other: Any) -> Any:
         return anp.dot(self, other)
+
+    def transpose(self, *axes: Any) -> Any:
+        order = axes[0] if len(axes) == 1 else axes or None
+        return anp.transpose(self, order)
+
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+        return follow.call(np.diagonal, (self, offset, axis1, axis2), {})
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        return follow.call(np.trace, (self, *args), kwargs)
+
+    def cumprod(self, axis: int | None = None) -> Any:
+        return follow.call(np.cumprod, (self, axis), {})
+
+    def take(self, indices: Any, axis: int | None = None) -> Any:
+        return follow.call(np.take, (self, indices, axis), {})
+
+    def compress(self, condition: Any, axis: int | None = None) -> Any:
+        return follow.call(np.compress, (condition, self, axis), {})
+
+    def ptp(self, axis: Any = None) -> Any:
+        return follow.call(np.ptp, (self, axis), {})
 
     def conj(self) -> Any:
         return anp.conj(self)
@@ -270,20 +320,29 @@ class TracedView(TracedArray):
         self.family.members.add(self)
 
 
+def plain(value: Any) -> Any:
+    """Look through the boxes."""
+    while isbox(value):
+        value = value._value
+    return value
+
+
 def _memory(value: Any) -> Any:
     """Return the array that owns the memory which `value` looks at."""
+    value = plain(value)
     while isinstance(getattr(value, "base", None), np.ndarray):
         value = value.base
     return value
 
 
 def _looks_at(value: Any, operands: Any) -> bool:
+    value = plain(value)
     if not isinstance(value, np.ndarray) or not isinstance(value.base, np.ndarray):
         return False
     memory = _memory(value)
-    for operand in operands:
+    for operand in map(plain, operands):
         parts = operand if isinstance(operand, list | tuple) else (operand,)
-        if any(isinstance(part, np.ndarray) and _memory(part) is memory for part in parts):
+        if any(isinstance(plain(part), np.ndarray) and _memory(part) is memory for part in parts):
             return True
     return False
 

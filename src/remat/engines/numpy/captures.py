@@ -4,64 +4,105 @@ A step is to run on raw arrays when nothing is recorded, and on boxes of its own
 So the places that refer to a traced array (closure cells, defaults, list and dict entries,
 attributes, globals that the code names) are found once, and their contents exchanged while the
 step runs. The function itself, its identity and its side effects stay what they are.
+
+What a function leaves behind in such places is looked at, too. A memo that was filled while
+nothing was recorded would be a constant later on, and a list of losses would hold plain numbers:
+both would lose gradients in silence, so both are errors.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import os
 import sys
 import types
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from autograd.tracer import isbox
 
+from ...errors import UnsupportedError
 from .randomness import GENERATORS
 
 __all__ = ["Captures", "capture"]
 
-_ATOMS = (bool, int, float, complex, str, bytes, type(None), type, types.ModuleType, np.generic)
-_CONTAINERS = (dict, OrderedDict, defaultdict)
-_WALKED_STANDARD_TYPES = (types.SimpleNamespace,)
+_ATOMS = (bool, int, float, complex, str, bytes, type(None))
+_LISTS = (list, collections.deque)
+_WALKED_STANDARD_TYPES = (types.SimpleNamespace, collections.UserDict, collections.UserList)
+_CachedFunction = type(functools.lru_cache(lambda: None))
 # Nobody hides a traced array inside these, and their objects refer to half the world.
 _FRAMEWORKS = {
     *("numpy", "autograd", "scipy", "pandas", "matplotlib", "torch", "jax", "jaxlib", "rich"),
     *("optree", "pytest", "_pytest", "hypothesis", "remat"),
 }
 _STANDARD_LIBRARY = Path(os.__file__).parent
+_GONE = object()
 
-Setter = Callable[[Any], None]
+
+class _Place(NamedTuple):
+    """Somewhere that a value is referred to."""
+
+    get: Callable[[], Any]
+    put: Callable[[Any], None]
 
 
 class Captures:
     """The traced arrays that functions close over, and the places that refer to them."""
 
-    def __init__(self) -> None:
+    def __init__(self, holders: Sequence[list[Any]] = ()) -> None:
         self.boxes: list[Any] = []
         self.generators: list[Any] = []
-        self._places: list[tuple[Setter, Any]] = []  # how to set it, what stands there
+        self._holders = holders
+        self._places: list[tuple[_Place, Any]] = []  # and what stands there
         self._numbers: dict[int, int] = {}
+        self._known: dict[Any, Any] = {}
 
     @contextmanager
-    def filled(
-        self, values: Sequence[Any], afterwards: Sequence[Any] | None = None
-    ) -> Iterator[None]:
-        """Put `values` in the place of the boxes for a while, then the boxes or `afterwards`."""
-        self.fill(values)
+    def filled(self, values: Sequence[Any]) -> Iterator[None]:
+        """Put `values` in the place of the boxes for a while."""
+        before = [place.get() for place, _ in self._places]
+        filled = [
+            (place, self._substitute(original, values), old)
+            for (place, original), old in zip(self._places, before, strict=True)
+            if old is not _GONE
+        ]
+        for place, value, _ in filled:
+            place.put(value)
+        changed = False
         try:
             yield
+            changed = any(place.get() is not value for place, value, _ in filled)
         finally:
-            self.fill(self.boxes if afterwards is None else afterwards)
+            for place, _, old in filled:
+                place.put(old)
+        if changed:
+            raise UnsupportedError(
+                "the function replaces a traced value that it closes over; what changes from call "
+                "to call belongs into the state (or the inputs and results) of the function"
+            )
 
-    def fill(self, values: Sequence[Any]) -> None:
-        for put, original in self._places:
-            put(self._substitute(original, values))
+    def refuse_leftovers(self) -> None:
+        """Refuse numbers that the function has left behind in what it closes over."""
+        now = capture(self._holders)
+        for key, value in now._known.items():
+            if key not in self._known and not isinstance(value, str):
+                kind = "a traced value" if isbox(value) else f"a {type(value).__name__}"
+                raise UnsupportedError(
+                    f"the function left {kind} of shape {np.shape(value)} behind in what it closes "
+                    "over (a list, a dict, an attribute, a cache). Gradients would not flow "
+                    "through it, and a re-run would leave it once more. Return it instead: as part "
+                    "of the state, or as an output of remat.checkpointed_scan"
+                )
+            if isinstance(value, str) and self._known.get(key, value) != value:
+                raise UnsupportedError(
+                    "the function fills a functools cache: what was computed while nothing was "
+                    "recorded would be a constant later on; compute it outside, or without cache"
+                )
 
     def _substitute(self, original: Any, values: Sequence[Any]) -> Any:
         """Rebuild what stood in a place: a box, or a tuple or partial with boxes in it."""
@@ -75,7 +116,9 @@ class Captures:
             )
         if isinstance(original, tuple):
             parts = [self._substitute(part, values) for part in original]
-            return type(original)(*parts) if hasattr(original, "_fields") else tuple(parts)
+            if hasattr(original, "_fields"):
+                return type(original)(*parts)
+            return type(original)(parts) if type(original) is not tuple else tuple(parts)
         return original
 
     def note(self, box: Any) -> None:
@@ -83,36 +126,48 @@ class Captures:
             self._numbers[id(box)] = len(self.boxes)
             self.boxes.append(box)
 
-    def place(self, put: Setter, original: Any) -> None:
-        self._places.append((put, original))
+    def place(self, place: _Place, original: Any) -> None:
+        self._places.append((place, original))
+
+    def know(self, value: Any) -> None:
+        """Remember a number or an array that is there; held, so that no other takes its id."""
+        if isinstance(value, _CachedFunction):
+            self._known["cache", id(value)] = str(value.cache_info().currsize)
+        elif isbox(value) or np.asarray(value).dtype.kind in "fc":
+            self._known[id(value)] = value
 
 
 def capture(holders: Sequence[list[Any]]) -> Captures:
     """Search what stands in `holders`, lists of one function each, for what it closes over."""
-    found = Captures()
+    found = Captures(holders)
     seen: set[int] = set()
-    work: list[tuple[Any, Setter]] = [(holder[0], _item_setter(holder, 0)) for holder in holders]
+    work: list[tuple[Any, _Place]] = [(holder[0], _item(holder, 0)) for holder in holders]
     while work:
-        value, put = work.pop()
+        value, place = work.pop()
         if isinstance(value, _ATOMS):
             continue
         if isbox(value):
             found.note(value)
-            found.place(put, value)
-        elif isinstance(value, GENERATORS):
-            if id(value) not in seen:
-                seen.add(id(value))
-                found.generators.append(value)
+            found.know(value)
+            found.place(place, value)
+        elif isinstance(value, np.ndarray | np.generic):
+            found.know(value)
         elif isinstance(value, tuple | functools.partial):
             boxes = list(_boxes_inside(value))
             if boxes:
                 for box in boxes:
                     found.note(box)
-                found.place(put, value)
+                found.place(place, value)
             work += _children(value)
         elif id(value) not in seen:
             seen.add(id(value))
-            work += _children(value)
+            if isinstance(value, GENERATORS):
+                found.generators.append(value)
+            elif isinstance(value, _CachedFunction):
+                found.know(value)
+                work.append((value.__wrapped__, _NOWHERE))
+            else:
+                work += _children(value)
     return found
 
 
@@ -126,56 +181,68 @@ def _boxes_inside(value: Any) -> Iterator[Any]:
         yield from _boxes_inside((value.func, *value.args, *value.keywords.values()))
 
 
-def _children(value: Any) -> list[tuple[Any, Setter]]:
-    """Return what `value` refers to, each with the way to exchange it."""
+def _children(value: Any) -> list[tuple[Any, _Place]]:  # noqa: PLR0912  (one branch a kind)
+    """Return what `value` refers to, each with the place where it stands."""
     if isinstance(value, tuple):
         # A box in here is exchanged together with the tuple; anything mutable by itself.
-        return [(part, _no_place) for part in value if not isinstance(part, _ATOMS)]
+        return [(part, _NOWHERE) for part in (*value, type(value))]
     if isinstance(value, functools.partial):
         return _children((value.func, *value.args, *value.keywords.values()))
     if isinstance(value, types.FunctionType):
         return _of_function(value)
     if isinstance(value, types.MethodType):
-        return [(value.__self__, _no_place), (value.__func__, _no_place)]
-    if isinstance(value, list | deque):
-        return [
-            (part, _item_setter(value, i))
-            for i, part in enumerate(value)
-            if not isinstance(part, _ATOMS)
-        ]
-    if isinstance(value, _CONTAINERS):
-        return [
-            (part, _item_setter(value, key))
-            for key, part in value.items()
-            if not isinstance(part, _ATOMS)
-        ]
-    if _is_opaque(type(value)):
+        return [(value.__self__, _NOWHERE), (value.__func__, _NOWHERE)]
+    if isinstance(value, types.BuiltinMethodType):
+        return [(value.__self__, _NOWHERE)] if isinstance(value.__self__, GENERATORS) else []
+    if isinstance(value, staticmethod | classmethod):
+        return [(value.__func__, _NOWHERE)]
+    if isinstance(value, property):
+        return [(value.fget, _NOWHERE)]
+    if isinstance(value, functools.cached_property):
+        return [(value.func, _NOWHERE)]
+    if isinstance(value, _LISTS):
+        return [(part, _item(value, i)) for i, part in enumerate(value)]
+    if isinstance(value, dict):
+        return [(part, _item(value, key)) for key, part in value.items()]
+    if isinstance(value, type):
+        if _is_opaque(value):
+            return []
+        inside = [(part, _attribute(value, name)) for name, part in vars(value).items()]
+        return inside + [(base, _NOWHERE) for base in value.__bases__]
+    if isinstance(value, types.ModuleType) or _is_opaque(type(value)):
         return []
-    return [(part, _attribute_setter(value, name)) for name, part in _attributes(value)]
+    attributes = [(part, _attribute(value, name)) for name, part in _attributes(value)]
+    return [*attributes, (type(value), _NOWHERE)]
 
 
-def _of_function(function: types.FunctionType) -> list[tuple[Any, Setter]]:
+def _of_function(function: types.FunctionType) -> list[tuple[Any, _Place]]:
     if _is_opaque(function):
         return []
-    children: list[tuple[Any, Setter]] = []
+    children: list[tuple[Any, _Place]] = []
     for cell in function.__closure__ or ():
         try:
-            children.append((cell.cell_contents, _attribute_setter(cell, "cell_contents")))
+            children.append((cell.cell_contents, _attribute(cell, "cell_contents")))
         except ValueError:  # a name that has no value yet
             continue
     if function.__defaults__:
-        children.append((function.__defaults__, _attribute_setter(function, "__defaults__")))
+        children.append((function.__defaults__, _attribute(function, "__defaults__")))
     children += [
-        (value, _item_setter(table, key))
+        (value, _item(table, key))
         for table in (function.__kwdefaults__ or {}, function.__dict__)
         for key, value in table.items()
     ]
-    names = function.__globals__
-    children += [
-        (names[name], _item_setter(names, name))
-        for name in _names_in(function.__code__)
-        if name in names
-    ]
+    table, names = function.__globals__, _names_in(function.__code__)
+    for name in names & table.keys():
+        value = table[name]
+        children.append((value, _item(table, name)))
+        if isinstance(value, types.ModuleType) and not _is_library(
+            value.__name__.partition(".")[0]
+        ):
+            children += [
+                (getattr(value, inner), _attribute(value, inner))
+                for inner in names
+                if hasattr(value, inner)
+            ]
     return children
 
 
@@ -208,21 +275,38 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     yield from list(getattr(value, "__dict__", {}).items())
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            hidden = slot.startswith("__") and not slot.endswith("__")
+            name = f"_{cls.__name__.lstrip('_')}{slot}" if hidden else slot
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                 yield name, getattr(value, name)
 
 
-def _item_setter(container: Any, key: Any) -> Setter:
-    return lambda value: container.__setitem__(key, value)
+def _item(container: Any, key: Any) -> _Place:
+    def get() -> Any:
+        try:
+            return container[key]
+        except (LookupError, TypeError):
+            return _GONE
+
+    def put(value: Any) -> None:
+        container[key] = value
+
+    return _Place(get, put)
 
 
-def _attribute_setter(owner: Any, name: str) -> Setter:
-    # Not setattr: frozen dataclasses refuse it, and properties would run.
-    if isinstance(owner, types.CellType | types.FunctionType):
-        return lambda value: setattr(owner, name, value)
-    return lambda value: object.__setattr__(owner, name, value)
+def _attribute(owner: Any, name: str) -> _Place:
+    def get() -> Any:
+        try:
+            return getattr(owner, name)
+        except (AttributeError, ValueError):
+            return _GONE
+
+    # Not setattr for plain objects: frozen dataclasses refuse it, and properties would run.
+    special = types.CellType | types.FunctionType | types.ModuleType | type
+    write = setattr if isinstance(owner, special) else object.__setattr__
+    return _Place(get, lambda value: write(owner, name, value))
 
 
-def _no_place(value: Any) -> None:
-    """For what cannot be exchanged by itself, or need not be."""
+# For what cannot be exchanged by itself, or need not be.
+_NOWHERE = _Place(lambda: _GONE, lambda value: None)

@@ -42,7 +42,15 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
             "give it a rule with autograd.extend.primitive and defvjp"
         )
     args, kwargs = _positional(func, args, kwargs)
-    return _same_if_alias(wrapper(*map(as_array, args), **kwargs), args)
+    if kwargs.get("out") is not None or any(_has_box(part) for part in kwargs.values()):
+        raise UnsupportedError(f"np.{func.__name__} is not followed with out=; assign its result")
+    try:
+        result = wrapper(*map(as_array, args), **kwargs)
+    except (KeyError, AssertionError, AttributeError, RecursionError, NotImplementedError) as error:
+        raise UnsupportedError(
+            f"np.{func.__name__} is not followed with these arguments ({error})"
+        ) from error
+    return _with_names(_same_if_alias(result, args))
 
 
 def ufunc_method(ufunc: Any, method: str, inputs: Any, kwargs: Any) -> Any:
@@ -110,6 +118,14 @@ def _same_if_alias(result: Any, args: Any) -> Any:
         if isbox(result) and isbox(arg) and result._value is arg._value:
             return arg
     return result
+
+
+def _with_names(result: Any) -> Any:
+    """Give np.linalg's results their names: `np.linalg.eigh(x).eigenvalues`."""
+    kind = type(result._value) if isbox(result) else None
+    if kind is None or not hasattr(kind, "_fields"):
+        return result
+    return kind(*(result[i] for i in range(len(result))))
 
 
 def _for(*funcs: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -221,6 +237,37 @@ def _broadcast_arrays(*arrays: Any, subok: bool = False) -> list[Any]:
     return [np.broadcast_to(array, shape) for array in arrays]
 
 
+@primitive  # type: ignore[untyped-decorator]
+def _spread(array: Any, shape: tuple[int, ...]) -> Any:
+    return np.broadcast_to(array, shape)
+
+
+defvjp(_spread, lambda ans, array, shape: unbroadcast_f(array, lambda g: g), None)
+
+
+@_for(np.broadcast_to)
+def _broadcast_to(array: Any, shape: Any, subok: bool = False) -> Any:
+    return _spread(array, (shape,) if isinstance(shape, int) else tuple(shape))
+
+
+@_for(np.tile)
+def _tile(A: Any, reps: Any) -> Any:
+    reps = (reps,) if np.ndim(reps) == 0 else tuple(reps)
+    A = np.reshape(A, (1,) * (len(reps) - np.ndim(A)) + np.shape(A))
+    for axis, times in enumerate(reversed(reps), start=1):
+        if times < 1:
+            raise UnsupportedError("np.tile is followed for one copy or more")
+        A = _concatenate([A] * times, -axis) if times > 1 else A
+    return A
+
+
+@_for(np.pad)
+def _pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
+    if mode != "constant" or any(map(_has_box, kwargs.values())):
+        raise UnsupportedError(f"np.pad is followed with plain constants, not with mode {mode!r}")
+    return anp.pad(array, pad_width, mode, **kwargs)
+
+
 # -- choosing --------------------------------------------------------------------------------------
 
 
@@ -311,6 +358,7 @@ def _reduction(name: str) -> None:
 
     @_for(getattr(np, name))
     def reduce(a: Any, *args: Any, **kwargs: Any) -> Any:
+        _no_options(name, {"out": kwargs.get("out")})
         return ours(as_array(a), *args, **kwargs)
 
 
@@ -393,12 +441,83 @@ def _full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Any = None, **
     return np.full(shape, fill_value, dtype=dtype)
 
 
+# -- diagonals -------------------------------------------------------------------------------------
+
+
+@_for(np.diagonal)
+def _diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+    a = np.moveaxis(a, (axis1, axis2), (-2, -1))
+    rows, columns = np.shape(a)[-2:]
+    places = np.arange(max(0, min(rows + min(offset, 0), columns - max(offset, 0))))
+    return a[..., places - min(offset, 0), places + max(offset, 0)]
+
+
+@_for(np.diag)
+def _diag(v: Any, k: int = 0) -> Any:
+    return anp.diag(v, k) if np.ndim(v) == 1 else _diagonal(v, k)
+
+
+@_for(np.trace)
+def _trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, **options: Any) -> Any:
+    _no_options("trace", options)
+    return np.sum(_diagonal(a, offset, axis1, axis2), axis=-1)
+
+
+@_for(*_numpy("linalg.diagonal"))
+def _linalg_diagonal(x: Any, /, *, offset: int = 0) -> Any:
+    return _diagonal(x, offset, -2, -1)
+
+
+@_for(*_numpy("linalg.trace"))
+def _linalg_trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
+    _no_options("linalg.trace", {"dtype": dtype})
+    return np.sum(_diagonal(x, offset, -2, -1), axis=-1)
+
+
+@_for(np.gradient)
+def _gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> Any:
+    axes = range(np.ndim(f)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    steps = spacing or (1.0,)
+    if edge_order != 1 or any(np.ndim(step) for step in steps):
+        raise UnsupportedError("np.gradient is followed with even spacing and edge_order=1")
+    steps = steps * len(axes) if len(steps) == 1 else steps
+
+    def along(axis: int, step: Any) -> Any:
+        x = np.moveaxis(f, axis, 0)
+        inner = (x[2:] - x[:-2]) / (2.0 * step)
+        first, last = (x[1:2] - x[:1]) / step, (x[-1:] - x[-2:-1]) / step
+        return np.moveaxis(_concatenate([first, inner, last]), 0, axis)
+
+    parts = tuple(along(axis, step) for axis, step in zip(axes, steps, strict=True))
+    return parts[0] if len(parts) == 1 else parts
+
+
 # -- products and linear algebra -------------------------------------------------------------------
 
 
 @_for(*_numpy("vecdot", "linalg.vecdot"))
 def _vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     return np.sum(np.conj(x1) * x2, axis=axis)
+
+
+@_for(np.outer, *_numpy("linalg.outer"))
+def _outer(a: Any, b: Any, out: Any = None) -> Any:
+    _no_options("outer", {"out": out})
+    if np.ndim(a) == np.ndim(b) == 1:
+        return anp.outer(a, b)
+    return np.reshape(a, (-1, 1)) * np.reshape(b, (1, -1))
+
+
+@_for(np.einsum)
+def _einsum(*operands: Any, optimize: Any = False, **options: Any) -> Any:
+    _no_options("einsum", options)
+    terms = operands[0].split("->")[0].split(",") if isinstance(operands[0], str) else []
+    indices = [term.replace(".", "").strip() for term in terms]
+    if any(len(set(term)) < len(term) for term in indices):
+        raise UnsupportedError(
+            f"np.einsum({operands[0]!r}) repeats an index of an operand; take its np.diagonal first"
+        )
+    return anp.einsum(*operands, optimize=optimize)
 
 
 @_for(np.vdot)
@@ -454,11 +573,9 @@ def _svdvals(x: Any, /) -> Any:
     return np.linalg.svd(x, full_matrices=False)[1]
 
 
-for _alias in ("trace", "diagonal", "outer", "tensordot", "matmul", "cross"):
+for _alias in ("tensordot", "matmul", "cross"):
     for _func in _numpy(f"linalg.{_alias}"):
-        _axes = {"axis1": -2, "axis2": -1} if _alias in ("trace", "diagonal") else {}
-        _plain = getattr(np, _alias)
-        _ours[_func] = lambda *args, _plain=_plain, _axes=_axes, **kw: _plain(*args, **_axes, **kw)
+        _ours[_func] = getattr(np, _alias)
 
 
 # -- single functions that autograd has no rule for -----------------------------------------------

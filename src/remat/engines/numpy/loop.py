@@ -73,7 +73,11 @@ def run_while(
     step, goes_on = loop.holders
 
     def call(state: Any, x: Any) -> tuple[Any, Any]:
-        return step[0](state), None
+        new = step[0](state)
+        # A condition that draws random numbers has to draw them again, too.
+        if body.replays_condition:
+            goes_on[0](new)
+        return new, None
 
     steps = loop.steps(call, Outputs(0, wanted=False))
     body = _WhilePass(steps, loop, goes_on, num_checkpoints, memory_budget, progress)
@@ -115,7 +119,7 @@ class _Pass:
 
     def __init__(self, steps: Steps, loop: _Loop, progress: Progress | None) -> None:
         self.steps = steps
-        self.initial = HeldState([plain(leaf) for leaf in loop.leaves], steps.randomness.moment())
+        self.initial = HeldState(_plain_leaves(loop.leaves), steps.randomness.moment())
         self.inputs = [*self.initial.leaves, *steps.inputs.leaves, *steps.captured]
         self.progress = progress
         self.run: Run | None = None
@@ -138,13 +142,13 @@ class _Pass:
         values = iter(boxes[i] for i in range(len(boxes)))
         raw = [*self.final.leaves, *self.steps.outputs.stacks]
         results = [next(values) if t else r for t, r in zip(self.traced, raw, strict=True)]
-        self.steps.outputs.stacks = []  # they belong to the caller now
         count = len(loop.leaves)
         return trees.unflatten(loop.structure, results[:count]), results[count:]
 
     def ahead(self) -> tuple[Any, ...]:
         with self.steps.captures.filled(self.steps.captured), self.shown(last=False):
             self.run = self.start(traced=True)
+        self.steps.captures.refuse_leftovers()
         self.steps.randomness.watch_only_used(self.initial.moment, self.steps.randomness.moment())
         results = [*self.final.leaves, *self.steps.outputs.stacks]
         self.traced = [is_differentiable(result) for result in results]
@@ -169,7 +173,7 @@ class _Pass:
         found = [*state, *steps.inputs.gradients, *captured]
         steps.start_gradients()
         return [
-            zeros_like(value) if gradient is None else gradient
+            zeros_like(value) if gradient is None and is_differentiable(value) else gradient
             for value, gradient in zip(self.inputs, found, strict=True)
         ]
 
@@ -251,6 +255,7 @@ class _WhilePass(_Pass):
     ) -> None:
         super().__init__(steps, loop, progress)
         self.goes_on = goes_on
+        self.replays_condition = False
         self.slots = num_checkpoints
         self.budget = memory_budget
 
@@ -278,7 +283,11 @@ class _WhilePass(_Pass):
     def finish(self, run: Run, seeds: Gradients) -> Gradients:
         assert self.slots is not None
         way_back = Online(self.slots).backward(run.steps, sorted(run.held))
-        return run.backward(seeds, way_back, self.final)
+        self.replays_condition = self.steps.randomness.is_used
+        try:
+            return run.backward(seeds, way_back, self.final)
+        finally:
+            self.replays_condition = False
 
 
 @primitive  # type: ignore[untyped-decorator]
@@ -320,6 +329,17 @@ def _just_a_look_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Callable
 
 
 defvjp_argnums(_just_a_look, _just_a_look_vjp)
+
+
+def _plain_leaves(leaves: list[Any]) -> list[Any]:
+    """Look through the boxes; two boxes over one array are two arrays to the caller."""
+    found: list[Any] = []
+    for i, leaf in enumerate(leaves):
+        value = plain(leaf)
+        others = zip(found, leaves[:i], strict=True)
+        shared = any(value is other and leaf is not box for other, box in others)
+        found.append(value.copy() if shared and isinstance(value, np.ndarray) else value)
+    return found
 
 
 def _state_bytes(state: HeldState) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 
 __all__ = ["GENERATORS", "Moment", "Randomness"]
 
+# (Where random.SystemRandom gets its numbers cannot be held: a re-run is found to differ.)
 GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 
 Moment = tuple[Any, ...]  # the state of every source at one time
@@ -32,10 +33,14 @@ class Randomness:
         self._sources = [
             _Source(lambda: np.random.get_state(legacy=False), np.random.set_state),
             _Source(random.getstate, random.setstate),
-            *map(_source, generators),
+            *(_source(g) for g in generators if not isinstance(g, random.SystemRandom)),
         ]
         self._known: list[Any] = [source.read() for source in self._sources]
         self._active = list(range(len(self._sources)))
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self._active)
 
     def moment(self) -> Moment:
         """Return where every source stands; states that did not change are the same objects."""

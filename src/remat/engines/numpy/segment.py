@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -15,7 +16,8 @@ from ... import trees
 from ...errors import RecomputeMismatchError, UnsupportedError
 from .captures import capture
 from .randomness import Randomness
-from .tape import is_differentiable, plain, record, refuse_boxes, zeros_like
+from .steps import read_only
+from .tape import is_differentiable, plain, record, refuse_boxes, refuse_changed, zeros_like
 
 __all__ = ["run_segment"]
 
@@ -48,7 +50,7 @@ class _Segment:
         self.captures = capture([self.holder])
         self.values = [*self.leaves, *self.captures.boxes]
         self.inputs = [plain(value) for value in self.values]
-        self.captured = self.inputs[len(self.leaves) :]
+        self.captured = [read_only(value) for value in self.inputs[len(self.leaves) :]]
         self.wanted = [is_differentiable(value) for value in self.inputs]
         self.randomness = Randomness(self.captures.generators) if preserve_rng_state else None
         self.moment = self.randomness.moment() if self.randomness else ()
@@ -62,6 +64,7 @@ class _Segment:
         own = [v.copy() if isinstance(v, np.ndarray) else v for v in self.inputs]
         with self.captures.filled(self.captured):
             self.results = self._call(own[: len(self.leaves)])
+        self.captures.refuse_leftovers()
         refuse_boxes(self.results)
         self.traced_results = [is_differentiable(result) for result in self.results]
         self.marks = [fingerprint(result) for result in self.results]
@@ -88,16 +91,19 @@ class _Segment:
         seeds = [next(parts) if traced else None for traced in self.traced_results]
         gathered = recording.go_back(seeds, [None] * len(self.inputs))
         return [
-            zeros_like(value) if total is None else total[0]
-            for value, total in zip(self.inputs, gathered, strict=True)
+            total[0] if total is not None else zeros_like(value) if want else None
+            for value, total, want in zip(self.inputs, gathered, self.wanted, strict=True)
         ]
 
     def _recorded(self, boxes: list[Any]) -> list[Any]:
         leaves = [
             box.copy() if isinstance(box, np.ndarray) else box for box in boxes[: len(self.leaves)]
         ]
-        with self.captures.filled(boxes[len(self.leaves) :]):
-            return self._call(leaves)
+        closed_over = boxes[len(self.leaves) :]
+        with self.captures.filled(closed_over):
+            results = self._call(leaves)
+        refuse_changed(closed_over, self.inputs[len(self.leaves) :])
+        return results
 
     def _call(self, leaves: list[Any]) -> list[Any]:
         args, kwargs = trees.unflatten(self.structure, leaves)
@@ -122,18 +128,14 @@ class _Segment:
 
 
 def fingerprint(value: Any) -> Any:
-    """Return a few numbers that change if any bit or the order of the entries changes."""
+    """Return a few bytes that change if any bit of a result changes."""
     if not isinstance(value, np.ndarray):
         return repr(value)  # NaN is not equal to itself, but written alike
-    flat = np.ascontiguousarray(value).view(np.uint8).ravel()
-    words = flat[: flat.size // 8 * 8].view(np.uint64)
-    rows = words[: words.size // 64 * 64].reshape(-1, 64)
-    tail = (words[rows.size :].tobytes(), flat[words.size * 8 :].tobytes())
-    # Within a row the sums of the columns tell entries apart, from row to row odd weights do.
-    weights = np.arange(1, 2 * len(rows), 2, dtype=np.uint64)
-    across = int((rows.sum(axis=1, dtype=np.uint64) * weights).sum(dtype=np.uint64))
-    down = rows.sum(axis=0, dtype=np.uint64).tobytes()
-    return value.shape, value.dtype.str, across, down, tail
+    # Copies of long doubles have other bytes where none are in use.
+    data = value.astype(np.complex128) if value.dtype == np.clongdouble else value
+    data = data.astype(np.float64) if data.dtype == np.longdouble else data
+    digest = hashlib.blake2b(np.ascontiguousarray(data).data, digest_size=16).digest()
+    return value.shape, value.dtype.str, digest
 
 
 @primitive  # type: ignore[untyped-decorator]

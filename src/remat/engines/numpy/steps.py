@@ -10,12 +10,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import trees
+from ...errors import RecomputeMismatchError
 from ...loops import Measured
 from .captures import Captures
 from .randomness import Moment, Randomness
-from .tape import Flagged, Recording, is_differentiable, record, refuse_boxes, zeros_like
+from .tape import (
+    Flagged,
+    Recording,
+    is_differentiable,
+    record,
+    refuse_boxes,
+    refuse_changed,
+    zeros_like,
+)
 
-__all__ = ["Gradients", "HeldState", "Outputs", "PerStep", "RecordedStep", "Steps"]
+__all__ = ["Gradients", "HeldState", "Outputs", "PerStep", "RecordedStep", "Steps", "read_only"]
 
 Gradients = list[Any]  # one for each leaf of the state; None is zero
 
@@ -55,7 +64,7 @@ class Steps:
         self.structure = structure
         self.single = structure.is_leaf()
         self.captures = captures
-        self.captured = [_read_only(value) for value in captured]
+        self.captured = [read_only(value) for value in captured]
         self.randomness = randomness
         self.inputs = inputs
         self.outputs = outputs
@@ -71,13 +80,14 @@ class Steps:
     def advance(self, state: Any, start: int, stop: int) -> Any:
         step = start
         call, take, keep = self.call, self.inputs.take, self.outputs.keep
+        collect = self.outputs.wanted
         try:
             for step in range(start, stop):
                 state, output = call(state, take(step))
                 # A plain array is the usual case, and needs no search for what may be wrong.
                 if not (self.single and type(state) is np.ndarray and state.flags.forc):
                     state = self._checked(state, step)
-                if output is not None:
+                if collect:
                     keep(output, step)
         except Exception as error:
             _note(error, step)
@@ -86,11 +96,11 @@ class Steps:
 
     def hold(self, state: Any) -> HeldState:
         leaves, _ = trees.flatten(state)
-        return HeldState([_copy(leaf) for leaf in leaves], self.randomness.moment())
+        return HeldState(_copies(leaves), self.randomness.moment())
 
     def resume(self, held: HeldState) -> Any:
         self.randomness.go_to(held.moment)
-        return trees.unflatten(self.structure, map(_copy, held.leaves))
+        return trees.unflatten(self.structure, _copies(held.leaves))
 
     def rest(self, state: Any) -> HeldState:
         return HeldState(trees.flatten(state)[0], self.randomness.moment())
@@ -103,18 +113,22 @@ class Steps:
 
         def run(values: list[Any]) -> list[Any]:
             # What is not traced could be changed in place: the held one must not be.
-            own = [
-                v if v is not leaf else _copy(v) for v, leaf in zip(values, leaves, strict=False)
-            ]
+            own = [_copy(values[i]) if values[i] is leaf else values[i] for i, leaf in firsts]
             x = trees.unflatten(given[1], values[sizes[0] : sum(sizes)])
-            with self.captures.filled(values[sum(sizes) :], afterwards=self.captured):
+            boxes = values[sum(sizes) :]
+            with self.captures.filled(boxes):
                 new, output = self.call(trees.unflatten(self.structure, own), x)
+            refuse_changed(boxes, self.captured)
             results, structure = trees.flatten(new)
             self._check_structure(structure, step)
             return results + self.outputs.flat(output)
 
         inputs = [*leaves, *given[0], *self.captured]
         wanted = [is_differentiable(value) for value in inputs]
+        # Leaves that are one and the same array are one and the same box.
+        firsts = [(_first_like(leaves, i), leaf) for i, leaf in enumerate(leaves)]
+        for i, (first, _) in enumerate(firsts):
+            wanted[i] = wanted[i] and first == i
         try:
             recording = record(run, inputs, wanted)
         except Exception as error:
@@ -218,7 +232,8 @@ class PerStep:
     def take(self, step: int) -> Any:
         if self.structure is None:
             return None
-        return trees.unflatten(self.structure, [leaf[step] for leaf in self.leaves])
+        # Copies: a step may work in place, and xs belongs to the caller.
+        return trees.unflatten(self.structure, [_copy(leaf[step]) for leaf in self.leaves])
 
     def start_gradients(self) -> None:
         self.gradients = [None] * self.count
@@ -262,7 +277,7 @@ class Outputs:
 
     def keep_flat(self, leaves: list[Any], step: int) -> None:
         if step != self._next:
-            return  # run again: the outputs are there already
+            return self._compare(leaves, step)
         self._next += 1
         if step == 0:
             self.stacks = [
@@ -274,7 +289,23 @@ class Outputs:
                     f"the output of step {step} has shape {np.shape(leaf)}, that of step 0 had "
                     f"{stack.shape[1:]}; outputs are stacked, so they must agree"
                 )
-            stack[step] = leaf
+        for i, leaf in enumerate(leaves):
+            common = np.result_type(self.stacks[i].dtype, np.asarray(leaf).dtype)
+            if common != self.stacks[i].dtype:
+                self.stacks[i] = self.stacks[i].astype(common)
+            self.stacks[i][step] = leaf
+        return None
+
+    def _compare(self, leaves: list[Any], step: int) -> None:
+        """A step that is run again must give the output that it gave the first time."""
+        for stack, leaf in zip(self.stacks, leaves, strict=True):
+            words = _difference(np.asarray(leaf).astype(stack.dtype), stack[step])
+            if words:
+                raise RecomputeMismatchError(
+                    f"step {step} was run again and its output {words}. The step does not repeat "
+                    "itself: it reads something that changes between calls, or draws from a random "
+                    "generator that remat cannot see; make it a function of its state and input"
+                )
 
     def seeds(self, step: int) -> list[Any]:
         return [None if g is None else g[step] for g in self.gradients]
@@ -297,12 +328,27 @@ def _note(error: Exception, step: int) -> None:
     error.add_note(f"raised in step {step} of a loop that remat runs")
 
 
+def _first_like(leaves: list[Any], i: int) -> int:
+    """Return where the array that stands at `i` stands first among the leaves of a state."""
+    if not isinstance(leaves[i], np.ndarray):
+        return i
+    return next(j for j, leaf in enumerate(leaves) if leaf is leaves[i])
+
+
 def _is(one: Any, other: Any) -> bool:
     return one is other
 
 
 def _copy(leaf: Any) -> Any:
     return leaf.copy(order="K") if isinstance(leaf, np.ndarray) else leaf
+
+
+def _copies(leaves: list[Any]) -> list[Any]:
+    """Copy the leaves of a state; what is one array stays one array."""
+    if len(leaves) == 1:
+        return [_copy(leaves[0])]
+    copies = {id(leaf): _copy(leaf) for leaf in leaves}
+    return [copies[id(leaf)] for leaf in leaves]
 
 
 def _compact(leaf: Any) -> Any:
@@ -315,7 +361,7 @@ def _compact(leaf: Any) -> Any:
     return leaf
 
 
-def _read_only(value: Any) -> Any:
+def read_only(value: Any) -> Any:
     """What a step closes over belongs to the caller: a step that writes into it gets an error."""
     if isinstance(value, np.ndarray):
         value = value.view()
@@ -340,7 +386,9 @@ def _difference(one: Any, other: Any) -> str | None:
         return f"is {a.dtype} of shape {a.shape} instead of {b.dtype} of shape {b.shape}"
     if a.dtype == object or not a.size:
         return None if a.dtype != object or one == other else f"is {one!r} instead of {other!r}"
-    if np.array_equal(*_bits(a, b)):
+    # The bytes of a long double are not all in use.
+    padded = a.dtype in (np.longdouble, np.clongdouble)
+    if np.array_equal(a, b, equal_nan=True) if padded else np.array_equal(*_bits(a, b)):
         return None
     wrong = a != b
     largest = np.max(np.abs(np.subtract(a, b, dtype=np.complex128)))

@@ -16,7 +16,7 @@ from autograd.tracer import isbox, trace_stack
 from autograd.util import toposort
 
 from ...errors import UnsupportedError
-from .boxes import root_box
+from .boxes import plain, root_box
 
 __all__ = [
     "Flagged",
@@ -25,6 +25,7 @@ __all__ = [
     "plain",
     "record",
     "refuse_boxes",
+    "refuse_changed",
     "zeros_like",
 ]
 
@@ -37,13 +38,6 @@ def is_differentiable(leaf: Any) -> bool:
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.dtype.kind in "fc"
     return type(leaf) in (float, complex)
-
-
-def plain(value: Any) -> Any:
-    """Look through the boxes."""
-    while isbox(value):
-        value = value._value
-    return value
 
 
 def zeros_like(value: Any) -> Any:
@@ -120,6 +114,16 @@ def refuse_boxes(values: Sequence[Any]) -> None:
                 "the function uses a traced array that remat cannot find from outside (in a class "
                 "attribute, an object array or an extension type); pass it in through the "
                 "arguments or the state, or close over it in a variable, list, dict or attribute"
+            )
+
+
+def refuse_changed(boxes: Sequence[Any], values: Sequence[Any]) -> None:
+    """What a function closes over must be after the call what it was before."""
+    for box, value in zip(boxes, values, strict=True):
+        if isbox(box) and box._value is not value:
+            raise UnsupportedError(
+                "the function changes in place what it closes over; what changes from call to call "
+                "belongs into the state (or the inputs and results) of the function"
             )
 
 
