@@ -26,6 +26,7 @@ from autograd.tracer import isbox, notrace_primitives, trace_primitives_map
 
 from ...errors import UnsupportedError
 from . import follow
+from .follow import plain
 
 __all__ = ["Node", "TracedArray", "plain", "root_box"]
 
@@ -35,7 +36,7 @@ Array = Any  # autograd and NumPy share no useful type
 class Node(VJPNode):  # type: ignore[misc]
     """A node of a trace that remat started: autograd's, with an error that says what to do."""
 
-    __slots__ = ("is_view",)  # does the value look at the memory of an operand?
+    __slots__ = ("is_view", "name", "shape")  # is_view: of the memory of an operand
 
     def __init__(
         self, value: Any, fun: Any, args: Any, kwargs: Any, argnums: Any, parents: Any
@@ -48,10 +49,14 @@ class Node(VJPNode):  # type: ignore[misc]
             )
         super().__init__(value, fun, args, kwargs, argnums, parents)
         self.is_view = _looks_at(value, args)
+        self.name = getattr(fun, "__name__", str(fun))
+        self.shape = _shape(value)
 
-    def initialize_root(self) -> None:
+    def initialize_root(self, value: Any) -> None:
         super().initialize_root()
         self.is_view = False
+        self.name = "an input"
+        self.shape = _shape(value)
 
 
 notrace_primitives[Node] = notrace_primitives[VJPNode]  # floor, argmax, zeros_like, …
@@ -241,7 +246,13 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
 
     def transpose(self, *axes: Any) -> Any:
         order = axes[0] if len(axes) == 1 else axes or None
-        return anp.transpose(self, order)
+        return follow.call(np.transpose, (self, order), {})
+
+    def prod(self, axis: Any = None, **kwargs: Any) -> Any:
+        return follow.call(np.prod, (self, axis), kwargs)
+
+    def clip(self, min: Any = None, max: Any = None, **kwargs: Any) -> Any:
+        return follow.call(np.clip, (self, min, max), kwargs)
 
     def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
         return follow.call(np.diagonal, (self, offset, axis1, axis2), {})
@@ -320,19 +331,18 @@ class TracedView(TracedArray):
         self.family.members.add(self)
 
 
-def plain(value: Any) -> Any:
-    """Look through the boxes."""
-    while isbox(value):
-        value = value._value
-    return value
-
-
 def _memory(value: Any) -> Any:
     """Return the array that owns the memory which `value` looks at."""
     value = plain(value)
     while isinstance(getattr(value, "base", None), np.ndarray):
         value = value.base
     return value
+
+
+def _shape(value: Any) -> Any:
+    """The shape that a gradient must have; None for what is no array."""
+    value = plain(value)
+    return np.shape(value) if isinstance(value, np.ndarray | np.generic | float | complex) else None
 
 
 def _looks_at(value: Any, operands: Any) -> bool:
@@ -373,7 +383,7 @@ def _box_of(value: Any, trace: int, node: Any) -> Any:
 
 def root_box(value: Any, trace: int) -> TracedArray:
     """Box an input of a trace; it counts as the owner of its memory."""
-    return TracedArray(value, trace, Node.new_root())
+    return TracedArray(value, trace, Node.new_root(value))
 
 
 def _install() -> None:

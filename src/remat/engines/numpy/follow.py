@@ -25,13 +25,14 @@ from autograd.tracer import isbox, notrace_primitives
 
 from ...errors import UnsupportedError
 
-__all__ = ["as_array", "call", "ufunc_method"]
+__all__ = ["as_array", "call", "plain", "ufunc_method"]
 
 _ours: dict[Any, Callable[..., Any]] = {}
 
 
 def call(func: Any, args: Any, kwargs: Any) -> Any:
     """Call a NumPy function some of whose arguments are, or contain, traced arrays."""
+    _refuse_options(func, args, kwargs)
     if func in _ours:
         return _ours[func](*args, **kwargs)
     wrapper = _wrapper(func)
@@ -42,8 +43,6 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
             "give it a rule with autograd.extend.primitive and defvjp"
         )
     args, kwargs = _positional(func, args, kwargs)
-    if kwargs.get("out") is not None or any(_has_box(part) for part in kwargs.values()):
-        raise UnsupportedError(f"np.{func.__name__} is not followed with out=; assign its result")
     try:
         result = wrapper(*map(as_array, args), **kwargs)
     except (KeyError, AssertionError, AttributeError, RecursionError, NotImplementedError) as error:
@@ -72,6 +71,13 @@ def ufunc_method(ufunc: Any, method: str, inputs: Any, kwargs: Any) -> Any:
 def as_array(value: Any) -> Any:
     """Join traced values that stand in a list or tuple into one traced array."""
     return anp.array(value) if isinstance(value, list | tuple) and _has_box(value) else value
+
+
+def plain(value: Any) -> Any:
+    """Look through the boxes."""
+    while isbox(value):
+        value = value._value
+    return value
 
 
 def _has_box(value: Any) -> bool:
@@ -110,6 +116,37 @@ def _positional(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         names = [name for name, value in kwargs.items() if _has_box(value)]
         raise UnsupportedError(f"np.{func.__name__}: pass {names} by position to have it followed")
     return bound.args, bound.kwargs
+
+
+# Options that autograd's rules leave out of account, and what they may be nevertheless.
+_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "out": (None,),
+    "where": (True,),
+    "initial": (None,),
+    "order": ("C", "K", None),
+    "correction": (None,),
+    "mean": (None,),
+    "casting": ("same_kind", "unsafe"),
+    "subok": (False, True),
+    "norm": (None, "backward", "ortho"),
+}
+
+
+def _refuse_options(func: Any, args: Any, kwargs: Any) -> None:
+    try:
+        given = _signature(func).bind(*args, **kwargs).arguments
+    except (ValueError, TypeError):  # a C function without a signature, or a wrong call
+        given = kwargs
+    for name, allowed in _OPTIONS.items():
+        value = given.get(name, np._NoValue)
+        is_word = isinstance(value, str | bool | type(None))
+        if value is not np._NoValue and not (is_word and value in allowed):
+            raise UnsupportedError(
+                f"np.{func.__name__} is not followed with {name}={value!r}; leave {name} out"
+            )
+    dtype = given.get("dtype")
+    if dtype is not None and np.dtype(dtype).kind not in "fc":
+        raise UnsupportedError(f"np.{func.__name__} is not followed with dtype={dtype!r}")
 
 
 def _same_if_alias(result: Any, args: Any) -> Any:
@@ -305,6 +342,9 @@ def _select(conditions: Sequence[Any], choices: Sequence[Any], default: Any = 0)
 @_for(np.take)
 def _take(a: Any, indices: Any, axis: int | None = None, **options: Any) -> Any:
     _no_options("take", options)
+    indices = np.asarray(indices)
+    if indices.dtype.kind == "b":
+        indices = indices.astype(np.intp)  # unlike a[mask], np.take counts with them
     if axis is None:
         return np.ravel(a)[indices]
     axis = axis % np.ndim(a)
@@ -350,6 +390,25 @@ def _unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
     return tuple(np.moveaxis(x, axis, 0))
 
 
+@_for(np.clip)
+def _clip(a: Any, a_min: Any = None, a_max: Any = None, **options: Any) -> Any:
+    low, high = options.pop("min", a_min), options.pop("max", a_max)
+    _no_options("clip", options)
+    a, low, high = as_array(a), as_array(low), as_array(high)
+    if low is not None:
+        a = _choose(np.less(plain(a), plain(low)), low, a)
+    return a if high is None else _choose(np.greater(plain(a), plain(high)), high, a)
+
+
+# -- order of axes ---------------------------------------------------------------------------------
+
+
+@_for(*_numpy("transpose", "permute_dims"))
+def _transpose(a: Any, axes: Any = None) -> Any:
+    # autograd's rule sorts the axes, so they have to be counted from the front
+    return anp.transpose(a, None if axes is None else tuple(axis % np.ndim(a) for axis in axes))
+
+
 # -- sums and means --------------------------------------------------------------------------------
 
 
@@ -364,6 +423,46 @@ def _reduction(name: str) -> None:
 
 for _name in ("mean", "std", "var"):
     _reduction(_name)
+
+
+@primitive  # type: ignore[untyped-decorator]
+def _product(a: Any, axis: int) -> Any:
+    return np.prod(a, axis=axis)
+
+
+def _product_vjp(ans: Any, a: Any, axis: int) -> Any:
+    def vjp(g: Any) -> Any:
+        if np.all(a):
+            return np.expand_dims(g * ans, axis) / a
+        # The product of the others, without dividing: an entry is 0.
+        ones = np.ones_like(np.take(a, [0], axis=axis))
+        cut = (slice(None),) * (axis % a.ndim)
+        before = np.concatenate([ones, np.cumprod(a, axis=axis)[(*cut, slice(None, -1))]], axis)
+        flipped = np.flip(a, axis)
+        after = np.concatenate(
+            [ones, np.cumprod(flipped, axis=axis)[(*cut, slice(None, -1))]], axis
+        )
+        return np.expand_dims(g, axis) * before * np.flip(after, axis)
+
+    return vjp
+
+
+defvjp(_product, _product_vjp, None)
+
+
+@_for(np.prod)
+def _prod(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, **options: Any) -> Any:
+    keepdims = options.pop("keepdims", False)
+    _no_options("prod", {"dtype": dtype})
+    if isinstance(axis, tuple):
+        raise UnsupportedError(f"np.prod is followed over one axis or over all, not {axis}")
+    a = as_array(a)
+    if not np.ndim(a):
+        return a
+    result = _product(np.ravel(a), 0) if axis is None else _product(a, axis)
+    if not keepdims:
+        return result
+    return np.reshape(result, (1,) * np.ndim(a)) if axis is None else np.expand_dims(result, axis)
 
 
 @_for(np.average)
@@ -497,7 +596,7 @@ def _gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> A
 
 @_for(*_numpy("vecdot", "linalg.vecdot"))
 def _vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
-    return np.sum(np.conj(x1) * x2, axis=axis)
+    return np.sum(np.conj(np.moveaxis(x1, axis, -1)) * np.moveaxis(x2, axis, -1), axis=-1)
 
 
 @_for(np.outer, *_numpy("linalg.outer"))
@@ -518,6 +617,26 @@ def _einsum(*operands: Any, optimize: Any = False, **options: Any) -> Any:
             f"np.einsum({operands[0]!r}) repeats an index of an operand; take its np.diagonal first"
         )
     return anp.einsum(*operands, optimize=optimize)
+
+
+@_for(np.kron)
+def _kron(a: Any, b: Any) -> Any:
+    ndim = max(np.ndim(a), np.ndim(b))
+    shapes = [(1,) * (ndim - np.ndim(x)) + np.shape(x) for x in (a, b)]
+    left = np.reshape(a, [n for size in shapes[0] for n in (size, 1)])
+    right = np.reshape(b, [n for size in shapes[1] for n in (1, size)])
+    return np.reshape(left * right, [m * n for m, n in zip(*shapes, strict=True)])
+
+
+@_for(np.cross, *_numpy("linalg.cross"))
+def _cross(a: Any, b: Any, *, axis: int = -1, **options: Any) -> Any:
+    _no_options("cross", {name: value for name, value in options.items() if value != -1})
+    a, b = np.moveaxis(a, axis, -1), np.moveaxis(b, axis, -1)
+    if np.shape(a)[-1] != 3 or np.shape(b)[-1] != 3:
+        raise UnsupportedError("np.cross is followed for vectors of length 3")
+    (a0, a1, a2), (b0, b1, b2) = (tuple(x[..., i] for i in range(3)) for x in (a, b))
+    parts = [a1 * b2 - a2 * b1, a2 * b0 - a0 * b2, a0 * b1 - a1 * b0]
+    return np.moveaxis(np.stack(parts, axis=-1), -1, axis)
 
 
 @_for(np.vdot)
@@ -573,7 +692,7 @@ def _svdvals(x: Any, /) -> Any:
     return np.linalg.svd(x, full_matrices=False)[1]
 
 
-for _alias in ("tensordot", "matmul", "cross"):
+for _alias in ("tensordot", "matmul"):
     for _func in _numpy(f"linalg.{_alias}"):
         _ours[_func] = getattr(np, _alias)
 

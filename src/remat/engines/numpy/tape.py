@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from autograd.core import add_outgrads, vspace
+from autograd.core import add_outgrads, sparse_object_types, vspace
 from autograd.tracer import isbox, trace_stack
 from autograd.util import toposort
 
@@ -75,6 +75,7 @@ class Recording:
             elif node.parents:
                 out, _ = gathered.pop(node)
                 for parent, part in zip(node.parents, node.vjp(out), strict=True):
+                    _check_shape(node, parent, part)
                     gathered[parent] = add_outgrads(gathered.get(parent), part)
         before.update(gathered)
         return [before.get(root) if root is not None else None for root in self.roots]
@@ -85,6 +86,21 @@ class _Top:
 
     def __init__(self, parents: list[Any]) -> None:
         self.parents = parents
+
+
+def _check_shape(node: Any, parent: Any, part: Any) -> None:
+    """Some of autograd's rules forget about broadcasting: an error, not a wrong gradient."""
+    wanted = getattr(parent, "shape", None)
+    if (
+        wanted is not None
+        and type(part) not in sparse_object_types
+        and np.shape(plain(part)) != wanted
+    ):
+        raise UnsupportedError(
+            f"the derivative rule of np.{getattr(node, 'name', node)} gives a gradient of shape "
+            f"{np.shape(plain(part))} for an argument of shape {wanted}; it does not support these "
+            "arguments: bring them to a common shape first"
+        )
 
 
 def _counts(end: Any, seed: Any) -> bool:
