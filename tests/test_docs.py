@@ -12,9 +12,9 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 def _promised(code: str) -> list[str]:
-    """What stands behind a print (`# …`), or below one (`#> …`)."""
+    """What stands behind a print (`# …`), or below one (`# -> …`)."""
     return [
-        a or b for a, b in re.findall(r"print\(.*\)  # (.*)$|^#> (.*)$", code, flags=re.MULTILINE)
+        a or b for a, b in re.findall(r"print\(.*\)  # (.*)$|^# -> (.*)$", code, flags=re.MULTILINE)
     ]
 
 

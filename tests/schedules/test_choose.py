@@ -315,7 +315,7 @@ def test_a_value_of_the_wrong_kind_is_refused_by_name(options: dict, message: st
 def test_a_budget_below_one_step_says_what_is_needed() -> None:
     with pytest.raises(
         BudgetTooSmallError,
-        match=r"one step alone needs 4.0 MB .* the budget is 3.0 MB; raise memory_bytes to at least 4000000",
+        match=r"needs 4.0 MB .* the budget is 3.0 MB; raise memory_bytes to at least 4000000",
     ):
         plan_loop(1000, memory_bytes="3MB", state_bytes="1MB", tape_bytes="3MB")
 

@@ -670,8 +670,41 @@ def _matrix_transpose(x: Any, /) -> Any:
 
 
 @_for(np.linalg.norm)
-def _norm(x: Any, *args: Any, **kwargs: Any) -> Any:
-    return autograd.numpy.linalg.norm(as_array(x), *args, **kwargs)
+def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    x = as_array(x)
+    if isinstance(axis, tuple):  # autograd's rule needs axes counted from the front
+        axis = tuple(a % np.ndim(x) for a in axis)
+    norm = autograd.numpy.linalg.norm(x, ord, axis)
+    if not keepdims:
+        return norm
+    axes = range(np.ndim(x)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    kept = [1 if i in {a % np.ndim(x) for a in axes} else n for i, n in enumerate(np.shape(x))]
+    return np.reshape(norm, kept)
+
+
+@_for(np.linalg.solve)
+def _solve(a: Any, b: Any) -> Any:
+    batch = np.shape(a)[:-2] == np.shape(b)[:-2] and np.ndim(a) == np.ndim(b)
+    if not batch and not (np.ndim(a) == 2 and np.ndim(b) == 1):
+        raise UnsupportedError(
+            f"np.linalg.solve is followed for one system or for batches of a common shape, not for "
+            f"{np.shape(a)} and {np.shape(b)}"
+        )
+    return autograd.numpy.linalg.solve(a, b)
+
+
+def _fft_of_its_own_size(func: Any) -> None:
+    """The rules for real transforms are wrong where the input is cut or padded."""
+
+    @_for(func)
+    def transform(a: Any, n: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if any(value is not None for value in (n, kwargs.get("s"))):
+            raise UnsupportedError(f"np.fft.{func.__name__} is followed without n= or s=")
+        return getattr(autograd.numpy.fft, func.__name__)(a, n, *args, **kwargs)
+
+
+for _func in (np.fft.rfft, np.fft.rfft2, np.fft.rfftn):
+    _fft_of_its_own_size(_func)
 
 
 @_for(*_numpy("linalg.vector_norm"))
@@ -679,7 +712,11 @@ def _vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: An
     if axis is None:
         norm = _norm(np.ravel(x), ord)
         return np.reshape(norm, (1,) * np.ndim(x)) if keepdims else norm
-    return _norm(x, ord, axis=axis) if not keepdims else np.expand_dims(_norm(x, ord, axis), axis)
+    if isinstance(axis, tuple):
+        raise UnsupportedError(
+            f"np.linalg.vector_norm is followed over one axis or all, not {axis}"
+        )
+    return _norm(x, ord, axis, keepdims)
 
 
 @_for(np.linalg.eigvalsh)
@@ -754,7 +791,7 @@ def _interpolate(x: Any, xp: Any, fp: Any, **options: Any) -> Any:
 # -- questions: answered on the plain values -------------------------------------------------------
 
 for _func in _numpy(
-    *("isin", "may_share_memory", "shares_memory", "iscomplexobj", "isrealobj", "lexsort"),
+    *("isin", "may_share_memory", "shares_memory", "iscomplexobj", "isrealobj"),
     *("digitize", "array_repr", "array_str", "array2string", "nanargmax"),
     *("nanargmin", "common_type", "min_scalar_type", "can_cast", "broadcast_shapes", "size"),
     *("zeros_like", "ones_like", "empty_like", "tril_indices_from", "triu_indices_from"),

@@ -1,0 +1,117 @@
+"""Small random programs of NumPy statements, many of them in place, as source text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+NAMES = ("x", "a", "b", "c", "d", "e")
+_HEAD = """def program(x):
+    a = np.sin(x) * 1.0
+    b = np.cos(x).reshape(2, 3) * 1.0
+    c = d = e = 0.1
+"""
+
+# {v} and {w} are arrays, {n} is any name, {i} an index that fits {v}.
+OUT_OF_PLACE = (
+    "{n} = np.sin({v})",
+    "{n} = np.tanh({v}) * 1.5",
+    "{n} = {v} * 0.7 + {w}",
+    "{n} = {v} * {w}",
+    "{n} = np.exp(-({v} ** 2))",
+    "{n} = {v}.copy()",
+    "{n} = np.concatenate([{v}, {w}])",
+    "{n} = np.stack([{v}, {v} * 0.5])",
+    "{n} = np.where({v} > 0.1, {v}, 0.5 * {v})",
+    "{n} = {v} - np.mean({v}, axis=0)",
+    "{n} = np.cumsum({v}, axis=0)",
+    "{n} = {v}[[0, 1, 0]]",
+)
+IN_PLACE = (
+    "{v} += 0.3",
+    "{v} *= 0.8",
+    "{v} += 0.3 * {w}",
+    "{v} -= {w}",
+    "{v} /= 2.0 + {w} ** 2",
+    "{v} **= 2",
+    "{v}[{i}] = 0.25",
+    "{v}[{i}] = np.sin({v}[{i}])",
+    "{v}[{i}] += 0.5",
+    "{v}[{i}] *= {w}",
+    "{v}[{i}] = {w}",
+    "{v}[{i}] = {v}[{j}]",
+    "{v}[[0, 1]] += 0.1",
+    "{v}[[0, 0]] = {v}[[1, 0]] * 0.9",
+    "{v}[{v} > 0.2] *= 0.5",
+    "np.add({v}, {w}, out={v})",
+    "np.sin({v}, out={v})",
+    "{v}[1:].fill(0.1)",
+    "{v}[0][...] = {v}[-1] * 0.3",
+    "for row in {v}: row *= 0.9",
+)
+VIEWS = (
+    "{n} = {v}",
+    "{n} = {v}[{i}]",
+    "{n} = {v}[1:][:2]",
+    "{n} = {v}[::-1]",
+    "{n} = {v}.T",
+    "{n} = {v}.reshape(-1)",
+    "{n} = np.ravel({v})",
+    "{n} = {v}[None]",
+    "{n} = {v}[..., 0]",
+)
+SCALARS = (
+    "{n} = {v}[0]",
+    "{n} = np.sum({v})",
+    "{n} = {v}.mean()",
+    "{v} += np.sum({w})",
+    "{v} *= 0.5",
+)
+_INDICES = ("1:", ":2", "0", "-1", "::2", "1:3", "...", "0:1", ":")
+
+
+def draw(seed: int, statements: tuple[str, ...]) -> str:
+    """Return the source of `program(x)`; every statement of it runs on plain arrays."""
+    rng = random.Random(seed)
+    lines: list[str] = []
+    wanted = rng.randint(5, 25)
+    for _ in range(8 * wanted):
+        if len(lines) == wanted:
+            break
+        names = NAMES[: 3 + min(3, len(lines))]
+        line = rng.choice(statements).format(
+            v=rng.choice(names),
+            w=rng.choice(names),
+            n=rng.choice(names[1:]),
+            i=rng.choice(_INDICES),
+            j=rng.choice(_INDICES),
+        )
+        if _runs([*lines, line]):
+            lines.append(line)
+    return _source(lines)
+
+
+def compiled(source: str) -> Callable[[Any], Any]:
+    scope: dict[str, Any] = {"np": np}
+    exec(source, scope)
+    return scope["program"]
+
+
+def _source(lines: list[str]) -> str:
+    body = "".join(f"    {line}\n" for line in lines)
+    parts = " + ".join(
+        f"np.sum(np.sin({name}) * {0.3 + 0.2 * i:.1f})" for i, name in enumerate(NAMES)
+    )
+    return f"{_HEAD}{body}    return {parts}\n"
+
+
+def _runs(lines: list[str]) -> bool:
+    try:
+        with np.errstate(all="raise"):
+            value = compiled(_source(lines))(np.linspace(-0.7, 0.9, 6))
+    except Exception:
+        return False
+    return bool(np.isfinite(value))

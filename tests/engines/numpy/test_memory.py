@@ -1,0 +1,107 @@
+"""What a loop holds, by tracemalloc."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import remat
+
+SIZE = 10_000  # floats in a state
+
+
+def peak(function) -> int:
+    function()  # imports, caches and tables of the first time are none of the loop's
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        function()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+def step(x):
+    return np.sin(x)
+
+
+def gradient(steps: int, slots: int, schedule: str):
+    def loss(x):
+        return np.sum(remat.checkpointed_loop(step, x, steps, slots, schedule=schedule)[0])
+
+    return lambda: remat.grad(loss)(np.ones(SIZE))
+
+
+@pytest.mark.parametrize("schedule", ["auto", "revolve"])
+def test_the_peak_stays_near_the_checkpoints(schedule) -> None:
+    state = 8 * SIZE
+    found = peak(gradient(1000, 20, schedule))
+    assert found < (20 + 12) * state
+    assert found > 20 * state  # or the measurement would be blind
+
+
+@pytest.mark.parametrize("schedule", ["auto", "revolve"])
+def test_the_peak_does_not_grow_with_the_length(schedule) -> None:
+    short, long = (peak(gradient(steps, 10, schedule)) for steps in (250, 1000))
+    assert long < 1.15 * short
+
+
+def test_uniform_holds_a_segment_of_nothing() -> None:
+    state = 8 * SIZE
+    assert peak(gradient(200, 20, "uniform")) < (20 + 12) * state
+
+
+def test_holding_everything_takes_what_it_takes() -> None:
+    assert peak(gradient(100, 0, "all")) > 100 * 8 * SIZE
+
+
+def test_a_plain_sweep_holds_its_checkpoints_only() -> None:
+    state = 8 * SIZE
+    found = peak(lambda: remat.checkpointed_loop(step, np.ones(SIZE), 1000, 10))
+    assert found < (10 + 5) * state
+
+
+@pytest.mark.parametrize("budget", ["1MB", "3MB"])
+def test_the_peak_keeps_to_the_budget(budget) -> None:
+    limit = {"1MB": 1_000_000, "3MB": 3_000_000}[budget]
+
+    def loss(x):
+        return np.sum(remat.checkpointed_loop(step, x, 150, memory_budget=budget)[0])
+
+    assert peak(lambda: remat.grad(loss)(np.ones(SIZE))) < 1.1 * limit
+
+
+def test_a_segment_holds_its_inputs_only() -> None:
+    def deep(x):
+        for _ in range(40):
+            x = np.sin(x)
+        return x
+
+    def loss(run):
+        def f(x):
+            for _ in range(10):
+                x = run(deep, x)
+            return np.sum(x)
+
+        return f
+
+    x = np.ones(SIZE)
+    plain = peak(lambda: remat.grad(loss(lambda f, x: f(x)))(x))
+    checkpointed = peak(lambda: remat.grad(loss(remat.checkpoint))(x))
+    assert checkpointed < plain / 4
+
+
+@pytest.mark.parametrize("schedule", ["auto", "revolve", "uniform", "all"])
+def test_nothing_stays_after_the_gradient(schedule) -> None:
+    run = gradient(50, 5, schedule)
+    run()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(5):
+            run()
+        assert tracemalloc.get_traced_memory()[0] - before < 2 * 8 * SIZE
+    finally:
+        tracemalloc.stop()

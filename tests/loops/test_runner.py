@@ -1,0 +1,181 @@
+"""The loop runner on integers: a step adds one, so every state says how often it was stepped."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+
+from remat import RecomputeMismatchError
+from remat.loops import LoopRun
+from remat.schedules import Mixed, Multistage, Online, Revolve, StoreAll, Uniform
+
+from ..schedules.strategies import Limited, any_schedule, thorough
+
+
+class Counter:
+    """Verbs over numbers; notes every evaluation as (kind, step)."""
+
+    def __init__(self, spoil: int | None = None) -> None:
+        self.log: list[tuple[str, int]] = []
+        self.spoil = spoil  # the evaluation whose result is off by 1000
+
+    def _step(self, state: int, step: int, kind: str) -> int:
+        assert state % 1000 == step
+        self.log.append((kind, step))
+        return state + 1 + 1000 * (len(self.log) - 1 == self.spoil)
+
+    def advance(self, state, start, stop):
+        assert isinstance(state, list)
+        for step in range(start, stop):
+            state = [self._step(state[0], step, "run")]
+        return state
+
+    def hold(self, state):
+        assert isinstance(state, list)
+        return state[0]
+
+    def rest(self, state):
+        return state[0]
+
+    def resume(self, held):
+        assert isinstance(held, int)
+        return [held]
+
+    def record(self, held, step):
+        return held, self._step(held, step, "tape")
+
+    def before(self, recorded):
+        return recorded[0]
+
+    def after(self, recorded):
+        return recorded[1]
+
+    def step_back(self, recorded, gradient, step):
+        assert recorded[0] % 1000 == step
+        return [*gradient, step]
+
+    def difference(self, one, other):
+        return None if one == other else f"{one} is not {other}"
+
+
+class Watch:
+    def __init__(self) -> None:
+        self.counts = {"forward": 0, "recompute": 0, "backward": 0}
+
+    def forward(self, steps):
+        self.counts["forward"] += steps
+
+    def recompute(self, steps):
+        self.counts["recompute"] += steps
+
+    def backward(self, steps):
+        self.counts["backward"] += steps
+
+
+@given(any_schedule)
+@thorough
+def test_any_schedule_goes_back_through_every_step_once(drawn: Limited) -> None:
+    steps = drawn.schedule.steps
+    verbs, watch = Counter(), Watch()
+    run = LoopRun(verbs, 0, steps, watcher=watch)
+    final = run.forward(drawn.schedule)
+    assert final == steps
+    assert run.backward([]) == list(reversed(range(steps)))
+    assert run.evaluations == drawn.schedule.evaluations == len(verbs.log)
+    assert run.held == {}
+    assert watch.counts == {
+        "forward": steps,
+        "recompute": run.evaluations - steps,
+        "backward": steps,
+    }
+
+
+@given(any_schedule)
+@thorough
+def test_a_first_step_that_was_recorded_is_not_run_again(drawn: Limited) -> None:
+    steps = drawn.schedule.steps
+    if steps == 0:
+        return
+    verbs = Counter()
+    first = verbs.record(0, 0)
+    run = LoopRun(verbs, 0, steps, first=first)
+    assert run.forward(drawn.schedule) == steps
+    assert run.backward([]) == list(reversed(range(steps)))
+    assert len(verbs.log) == run.evaluations == drawn.schedule.evaluations
+
+
+@pytest.mark.parametrize(
+    "schedule", [Revolve(9, 2), Uniform(9, 3), Mixed(9, 3), Multistage(9, 1, 1, 1, 1)]
+)
+def test_one_evaluation_that_differs_is_caught_or_is_the_truth(schedule) -> None:
+    """Spoil each evaluation in turn: either the runner raises, or all recordings fit together."""
+    for spoiled in range(schedule.evaluations):
+        verbs = Counter(spoiled)
+        run = LoopRun(verbs, 0, 9)
+        final = run.forward(schedule)
+        try:
+            run.backward([])
+        except RecomputeMismatchError:
+            continue
+        # Nobody raised: then the step was run just once, and its result is the truth.
+        step = verbs.log[spoiled][1]
+        assert sum(1 for _, other in verbs.log if other == step) == 1
+        assert final == 1009
+
+
+def test_the_error_names_the_steps_that_were_run_again() -> None:
+    verbs = Counter(spoil=9)  # the first evaluation after the sweep
+    run = LoopRun(verbs, 0, 9)
+    run.forward(Uniform(9, 2))
+    with pytest.raises(RecomputeMismatchError, match=r"steps 6 to 7 .* before step 8"):
+        run.backward([])
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 10, 57])
+@pytest.mark.parametrize("slots", [0, 1, 2, 5])
+def test_a_loop_of_unknown_length(steps, slots) -> None:
+    verbs = Counter()
+    run = LoopRun(verbs, 0, 0)
+    online = Online(slots)
+    final, found = run.forward_while(online.forward(), lambda state: state[0] < steps)
+    assert (final, found) == (steps, steps)
+    assert [step for _, step in verbs.log] == list(range(steps))
+    assert len(run.held) <= slots
+    assert all(state == position for position, state in run.held.items())
+    way_back = online.backward(steps, sorted(run.held))
+    assert run.backward([], way_back, final) == list(reversed(range(steps)))
+    assert run.evaluations == len(verbs.log)
+
+
+def test_a_change_after_the_sweep_of_a_loop_of_unknown_length_is_caught() -> None:
+    for spoiled in itertools.count(12):
+        verbs = Counter(spoiled)
+        run = LoopRun(verbs, 0, 0)
+        final, _ = run.forward_while(Online(2).forward(), lambda state: state[0] < 12)
+        way_back = Online(2).backward(12, sorted(run.held))
+        try:
+            run.backward([], way_back, final)
+        except RecomputeMismatchError:
+            continue
+        assert spoiled >= len(verbs.log)  # nothing was spoiled
+        break
+
+
+def test_the_golden_order_of_a_small_run() -> None:
+    verbs = Counter()
+    run = LoopRun(verbs, 0, 4)
+    run.forward(Revolve(4, 1))
+    assert verbs.log == [("run", 0), ("run", 1), ("run", 2), ("tape", 3)]
+    assert run.held == {2: 2}
+    run.backward([])
+    assert verbs.log[4:] == [("tape", 2), ("run", 0), ("tape", 1), ("tape", 0)]
+
+
+def test_holding_everything_runs_everything_once() -> None:
+    verbs = Counter()
+    run = LoopRun(verbs, 0, 5)
+    run.forward(StoreAll(5))
+    run.backward([])
+    assert verbs.log == [("tape", step) for step in range(5)]
