@@ -33,8 +33,11 @@ def flatten(tree: Any) -> tuple[Leaves, Structure]:
         return [tree], _LEAF
     while True:
         leaves, structure = optree.tree_flatten(tree, namespace=_NAMESPACE)
-        unknown = {type(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf)}
-        unknown = {cls for cls in unknown if cls is not type}
+        unknown = {
+            type(leaf)
+            for leaf in leaves
+            if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
+        }
         if not unknown:
             return leaves, structure
         for cls in unknown:

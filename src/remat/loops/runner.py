@@ -88,7 +88,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         self.verbs = verbs
         self.steps = steps
         self.evaluations = 0
-        self._initial = initial
+        self.initial = initial
         self._first = first  # step 0, if it was recorded already to measure it
         self._watcher = watcher
         self._reached = 0  # how far the loop has been run for the first time
@@ -255,7 +255,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
 
     def _load(self, step: int, tier: Tier) -> None:
         if tier is Tier.CALLER:
-            held = self._initial
+            held = self.initial
         elif tier is Tier.TAPE:
             held = self.verbs.after(self._tapes[step - 1])
         else:

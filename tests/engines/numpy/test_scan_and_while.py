@@ -330,7 +330,6 @@ def test_a_while_loop_shows_progress(capfd) -> None:
     assert f"{steps}/" in capfd.readouterr().err
 
 
-@pytest.mark.xfail(strict=True, raises=remat.RecomputeMismatchError, reason="cond is not replayed")
 def test_a_condition_that_draws_random_numbers() -> None:
     def cond(x):
         return np.random.rand() < 0.9

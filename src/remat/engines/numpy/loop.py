@@ -265,9 +265,16 @@ class _WhilePass(_Pass):
             first = self._measure_slots(traced=traced)
         assert self.slots is not None
         run: Run = LoopRun(self.steps, self.initial, 0, first=first, watcher=self.progress)
-        placement = Online(self.slots).forward()
-        self.final, _ = run.forward_while(placement, lambda state: bool(self.goes_on[0](state)))
+        self.final, _ = run.forward_while(
+            Online(self.slots).forward(), lambda state: self._goes_on(run, state)
+        )
         return run
+
+    def _goes_on(self, run: Run, state: Any) -> bool:
+        answer = bool(self.goes_on[0](state))
+        if run.evaluations == 0:  # a re-run starts after the condition has drawn its numbers
+            run.initial = HeldState(self.initial.leaves, self.steps.randomness.moment())
+        return answer
 
     def _measure_slots(self, *, traced: bool) -> RecordedStep | None:
         assert self.budget is not None
