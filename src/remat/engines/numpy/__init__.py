@@ -1,5 +1,6 @@
 """The embedded default: NumPy arrays on the derivative rules of HIPS autograd."""
 
+from . import rules  # noqa: F401  (importing it is what registers them)
 from .gradient import value_and_grad
 from .loop import run_loop, run_while
 from .segment import run_segment
