@@ -36,7 +36,8 @@ def test_schedules_fit_their_budget(budget, name) -> None:
     limit = {"10KB": 10_000, 0.3: int(0.3 * whole), 1.0: whole}.get(budget, budget)
     schedule = LoopOptions(50, None, budget, name).choose(MEASURED)
     sizes = Sizes(state=100, tape=500, tape_input=100)
-    simulate(schedule, 50, memory=max(0, limit - 1500), sizes=sizes)
+    account = simulate(schedule, 50, memory=max(0, limit - 1500), sizes=sizes)
+    assert account.evaluations == schedule.evaluations
 
 
 @pytest.mark.parametrize("name", ["auto", "revolve", "uniform", "all"])

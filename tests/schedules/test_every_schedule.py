@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 
 from remat.schedules import (
+    Backward,
     Blocks,
     Mixed,
     Multistage,
@@ -79,9 +80,10 @@ def test_has_no_recursion_that_grows_with_the_steps(schedule: Schedule) -> None:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(len(inspect.stack(0)) + 60)
     try:
-        deque(schedule, maxlen=0)
+        (last,) = deque(schedule, maxlen=1)
     finally:
         sys.setrecursionlimit(limit)
+    assert last == Backward(0)
 
 
 @pytest.mark.parametrize(

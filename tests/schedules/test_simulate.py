@@ -154,7 +154,9 @@ TWO_TAPES = [Tape(0), Tape(1), Backward(2), Backward(1), Backward(0)]
     ],
 )
 def test_accepts_what_just_fits(actions: list, steps: int, limit: dict) -> None:
-    simulate(actions, steps, **limit)
+    account = simulate(actions, steps, **limit)
+    assert account.peak_memory == limit.get("memory", 0)
+    assert account.peak_disk == limit.get("disk", 0)
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ __all__ = ["Budget", "LoopOptions", "Measured", "ScheduleName"]
 ScheduleName = Literal["auto", "revolve", "uniform", "all"]
 Budget = int | float | str
 
-# Up to a percent more forward work is accepted for a lower peak: the last percent is dear.
-_TOLERANCE = 0.01
+# Up to 2 % more forward work is accepted for a lower peak: the last percents are dear.
+_TOLERANCE = 0.02
 
 
 class Measured(NamedTuple):

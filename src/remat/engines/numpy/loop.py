@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from .captures import Captures, capture
 from .randomness import Randomness
 from .steps import Gradients, HeldState, Outputs, PerStep, RecordedStep, Steps
 from .tape import is_differentiable, plain, zeros_like
+from .whole import run_as_one
 
 __all__ = ["run_loop", "run_while"]
 
@@ -114,8 +116,10 @@ class _Loop:
         return Steps(call, self.structure, self.captures, captured, randomness, inputs, outputs)
 
 
-class _Pass:
+class _Pass(ABC):
     """One run of a loop: ahead once, and back as often as autograd asks."""
+
+    name = "checkpointed loop"
 
     def __init__(self, steps: Steps, loop: _Loop, progress: Progress | None) -> None:
         self.steps = steps
@@ -138,8 +142,7 @@ class _Pass:
 
     def results_of(self, loop: _Loop) -> tuple[Any, list[Any]]:
         """Run a traced loop as one primitive; return the final state and the stacked outputs."""
-        boxes = _loop(self, *loop.values)
-        values = iter(boxes[i] for i in range(len(boxes)))
+        values = iter(run_as_one(self, loop.values))
         raw = [*self.final.leaves, *self.steps.outputs.stacks]
         results = [next(values) if t else r for t, r in zip(self.traced, raw, strict=True)]
         count = len(loop.leaves)
@@ -201,12 +204,13 @@ class _Pass:
             for step, state in sorted(held.items())
         }
 
+    @abstractmethod
     def start(self, *, traced: bool) -> Run:
         """Run ahead: set `final` and return the run, ready to go back if `traced`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self, run: Run, seeds: Gradients) -> Gradients:
-        raise NotImplementedError
+        """Go back through a run."""
 
 
 class _FixedPass(_Pass):
@@ -295,29 +299,6 @@ class _WhilePass(_Pass):
             return run.backward(seeds, way_back, self.final)
         finally:
             self.replays_condition = False
-
-
-@primitive  # type: ignore[untyped-decorator]
-def _loop(body: _Pass, *values: Any) -> tuple[Any, ...]:
-    return body.ahead()
-
-
-def _loop_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Callable[[Any], Any]:
-    body: _Pass = args[0]
-
-    def vjp(g: Any) -> Any:
-        if isbox(g) or any(map(isbox, g)) or any(map(isbox, args[1:])):
-            raise UnsupportedError(
-                "second derivatives through a checkpointed loop are not supported; use a plain "
-                "Python loop for them, or checkpoint the outer loop only"
-            )
-        gradients = body.back(g)
-        return tuple(gradients[argnum - 1] for argnum in argnums)
-
-    return vjp
-
-
-defvjp_argnums(_loop, _loop_vjp)
 
 
 @primitive  # type: ignore[untyped-decorator]

@@ -8,16 +8,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
-from autograd.core import defvjp_argnums
-from autograd.extend import primitive
 from autograd.tracer import isbox, trace_stack
 
 from ... import trees
-from ...errors import RecomputeMismatchError, UnsupportedError
+from ...errors import RecomputeMismatchError
 from .captures import capture
 from .randomness import Randomness
 from .steps import read_only
 from .tape import is_differentiable, plain, record, refuse_boxes, refuse_changed, zeros_like
+from .whole import run_as_one
 
 __all__ = ["run_segment"]
 
@@ -35,8 +34,7 @@ def run_segment(
     segment = _Segment(function, args, kwargs, preserve_rng_state=preserve_rng_state)
     if not any(map(isbox, segment.values)):
         return function(*args, **kwargs)
-    traced = _segment(segment, *segment.values)
-    values = iter(traced[i] for i in range(len(traced)))
+    values = iter(run_as_one(segment, segment.values))
     results = [next(values) if is_differentiable(r) else r for r in segment.results]
     segment.results = []  # they belong to the caller now
     assert segment.result_structure is not None
@@ -44,6 +42,8 @@ def run_segment(
 
 
 class _Segment:
+    name = "checkpointed call"
+
     def __init__(self, function: Any, args: Any, kwargs: Any, *, preserve_rng_state: bool) -> None:
         self.holder = [function]
         self.leaves, self.structure = trees.flatten((args, kwargs))
@@ -136,26 +136,3 @@ def fingerprint(value: Any) -> Any:
     data = data.astype(np.float64) if data.dtype == np.longdouble else data
     digest = hashlib.blake2b(np.ascontiguousarray(data).data, digest_size=16).digest()
     return value.shape, value.dtype.str, digest
-
-
-@primitive  # type: ignore[untyped-decorator]
-def _segment(segment: _Segment, *values: Any) -> tuple[Any, ...]:
-    return segment.ahead()
-
-
-def _segment_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Callable[[Any], Any]:
-    segment: _Segment = args[0]
-
-    def vjp(g: Any) -> Any:
-        if isbox(g) or any(map(isbox, g)) or any(map(isbox, args[1:])):
-            raise UnsupportedError(
-                "second derivatives through a checkpointed call are not supported; call the "
-                "function without checkpoint for them"
-            )
-        gradients = segment.back(g)
-        return tuple(gradients[argnum - 1] for argnum in argnums)
-
-    return vjp
-
-
-defvjp_argnums(_segment, _segment_vjp)
