@@ -86,23 +86,21 @@ class Captures:
                 "to call belongs into the state (or the inputs and results) of the function"
             )
 
+    def accept_constants(self) -> None:
+        """After a recorded run: what was left behind and is not traced is a constant."""
+        for key, value in self._left_behind():
+            if isbox(value) or isinstance(value, str):  # nobody sees what is in a functools cache
+                raise _left(value)
+            self._known[key] = value
+
     def refuse_leftovers(self) -> None:
         """Refuse numbers that the function has left behind in what it closes over."""
+        for _, value in self._left_behind():
+            raise _left(value)
+
+    def _left_behind(self) -> list[tuple[Any, Any]]:
         now = capture(self._holders)
-        for key, value in now._known.items():
-            if key not in self._known and not isinstance(value, str):
-                kind = "a traced value" if isbox(value) else f"a {type(value).__name__}"
-                raise UnsupportedError(
-                    f"the function left {kind} of shape {np.shape(value)} behind in what it closes "
-                    "over (a list, a dict, an attribute, a cache). Gradients would not flow "
-                    "through it, and a re-run would leave it once more. Return it instead: as part "
-                    "of the state, or as an output of remat.checkpointed_scan"
-                )
-            if isinstance(value, str) and self._known.get(key, value) != value:
-                raise UnsupportedError(
-                    "the function fills a functools cache: what was computed while nothing was "
-                    "recorded would be a constant later on; compute it outside, or without cache"
-                )
+        return [(k, v) for k, v in now._known.items() if self._known.get(k, _GONE) is not v]
 
     def _substitute(self, original: Any, values: Sequence[Any]) -> Any:
         """Rebuild what stood in a place: a box, or a tuple or partial with boxes in it."""
@@ -132,9 +130,24 @@ class Captures:
     def know(self, value: Any) -> None:
         """Remember a number or an array that is there; held, so that no other takes its id."""
         if isinstance(value, _CachedFunction):
-            self._known["cache", id(value)] = str(value.cache_info().currsize)
+            self._known["cache", id(value)] = sys.intern(f"{value.cache_info().currsize} entries")
         elif isbox(value) or np.asarray(value).dtype.kind in "fc":
             self._known[id(value)] = value
+
+
+def _left(value: Any) -> UnsupportedError:
+    if isinstance(value, str):
+        return UnsupportedError(
+            "the function fills a functools cache: what was computed while nothing was recorded "
+            "would be a constant later on; compute it outside, or without cache"
+        )
+    kind = "a traced value" if isbox(value) else f"a {type(value).__name__}"
+    return UnsupportedError(
+        f"the function left {kind} of shape {np.shape(value)} behind in what it closes over (a "
+        "list, a dict, an attribute, a cache). Gradients would not flow through it, and a re-run "
+        "would leave it once more. Return it instead: as part of the state, or as an output of "
+        "remat.checkpointed_scan"
+    )
 
 
 def capture(holders: Sequence[list[Any]]) -> Captures:

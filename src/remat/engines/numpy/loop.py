@@ -229,9 +229,13 @@ class _FixedPass(_Pass):
             self.schedule = self.options.sweep(_state_bytes(self.initial))
         elif self.schedule is None:
             measured = None
+            # Step 0 is always recorded first: that tells constants from what depends on the trace.
             if self.options.needs_measuring:
                 exactly = self.options.memory_budget is not None
                 first, measured = self.steps.measure(self.initial, exactly=exactly)
+            elif self.options.steps:
+                first = self.steps.record(self.initial, 0)
+            self.steps.captures.accept_constants()
             self.schedule = self.options.choose(measured)
             if self.progress:
                 self.progress.expect(self.schedule.evaluations - self.options.steps)
