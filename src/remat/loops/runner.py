@@ -1,10 +1,10 @@
 """Interprets a schedule: written once, for every engine.
 
 An engine brings its verbs: advance without a tape, hold and resume a state, record a step, go
-back through it. The runner brings the order, and one promise: a step that does not repeat itself
-is caught. Whenever it goes back through step k it has the state that step k's recording ended in
-and the state that step k + 1's recording started from. They must be the same, bit for bit; then
-the recordings together are one true run of the loop, and their gradient is its gradient.
+back through it. The runner brings the order, and one check: whenever it goes back through step k
+it has the state that step k's recording ended in and the state that step k + 1's recording started
+from. They must be the same, bit for bit, so a step that leads to another state is caught. A step
+that differs while its states agree (a counter times zeros) is not: states are all it compares.
 """
 
 from __future__ import annotations
