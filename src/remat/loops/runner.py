@@ -4,7 +4,8 @@ An engine brings its verbs: advance without a tape, hold and resume a state, rec
 back through it. The runner brings the order, and one check: whenever it goes back through step k
 it has the state that step k's recording ended in and the state that step k + 1's recording started
 from. They must be the same, bit for bit, so a step that leads to another state is caught. A step
-that differs while its states agree (a counter times zeros) is not: states are all it compares.
+that differs while its states agree is not: states are all it compares. (Where they are all zeros,
+and so prove nothing, the engine looks for closed-over numbers that change.)
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import random
 import sys
@@ -12,8 +13,10 @@ import types
 
 import numpy as np
 import pytest
+from autograd.core import make_vjp
 
 import remat
+from remat import schedules
 
 from .oracles import plain_loop, same_bits
 
@@ -189,24 +192,6 @@ def test_a_change_of_one_bit_is_caught() -> None:
         )(X)
 
 
-@pytest.mark.parametrize("schedule", RERUN)
-@pytest.mark.xfail(strict=True, reason="values agree (0 * anything), slopes do not: not seen")
-def test_a_counter_is_caught_when_the_state_is_zero(schedule) -> None:
-    """The document starts from zeros: x * counter is 0 every time, its slope is not."""
-    with pytest.raises(remat.RecomputeMismatchError):
-        remat.grad(
-            lambda x: np.sum(
-                remat.checkpointed_loop(counter_in_a_list(), x, 6, 1, schedule=schedule)[0]
-            )
-        )(np.zeros(3))
-
-
-@pytest.mark.xfail(strict=True, reason="values agree (0 * anything), slopes do not: not seen")
-def test_a_counter_in_a_segment_is_caught_when_its_input_is_zero() -> None:
-    with pytest.raises(remat.RecomputeMismatchError):
-        remat.grad(lambda x: np.sum(remat.checkpoint(counter_in_a_list(), x)))(np.zeros(3))
-
-
 def test_a_segment_whose_result_is_permuted_is_caught() -> None:
     count = [0]
     weights = np.random.default_rng(0).normal(size=(64, 64))
@@ -229,6 +214,278 @@ def test_a_changed_input_of_a_segment_is_caught() -> None:
 
     with pytest.raises(remat.RecomputeMismatchError):
         remat.grad(loss)(X)
+
+
+# -- zeros: values agree (0 * anything), slopes do not ---------------------------------------------
+
+ZEROS = np.zeros(3)
+_global_counts = {"steps": 0}
+
+
+class Counts:
+    fresh = 0  # the first step makes an attribute of the object of it
+
+    def __init__(self):
+        self.calls = [0]
+        self.slope = 1.0
+
+    def fresh_attribute(self, x):
+        self.fresh += 1
+        return x * self.fresh
+
+    def deep(self, x):
+        self.calls[0] += 1
+        return x * self.calls[0]
+
+    def __call__(self, x):
+        self.slope *= 1.5
+        return x * self.slope
+
+
+def counter_by_function_attribute():
+    def step(x):
+        step.count = getattr(step, "count", 0) + 1
+        return x * step.count
+
+    return step
+
+
+def counter_in_a_global_dict():
+    def step(x):
+        _global_counts["steps"] += 1
+        return x * _global_counts["steps"]
+
+    return step
+
+
+def counter_in_a_counter():
+    counts = collections.Counter()
+
+    def step(x):
+        counts["steps"] += 1
+        return x * counts["steps"]
+
+    return step
+
+
+def counter_in_an_inner_function():
+    inner = counter_in_a_list()
+    return lambda x: inner(x)  # noqa: PLW0108
+
+
+def counter_in_a_tuple():
+    pair = (0, 1)
+
+    def step(x):
+        nonlocal pair
+        pair = (pair[1], sum(pair))
+        return x * pair[1]
+
+    return step
+
+
+def counter_of_numpy():
+    count = np.int64(0)
+
+    def step(x):
+        nonlocal count
+        count += 1
+        return x * count
+
+    return step
+
+
+def counter_that_empties_a_list():
+    factors = list(range(1, 100))
+    return lambda x: x * factors.pop()
+
+
+def switch():
+    on = False
+
+    def step(x):
+        nonlocal on
+        on = not on
+        return x * (2.0 if on else 3.0)
+
+    return step
+
+
+HIDDEN_BY_ZEROS = {
+    r"count\[0\]": counter_in_a_list,
+    "count,": counter_by_nonlocal,
+    "_global_count,": counter_by_global,
+    r"_global_counts\['steps'\]": counter_in_a_global_dict,
+    r"Counts\.slope": Counts,
+    r"Counts\.fresh": lambda: Counts().fresh_attribute,
+    r"Counts\.calls\[0\]": lambda: Counts().deep,
+    r"step\.count": counter_by_function_attribute,
+    r"counts\['steps'\]": counter_in_a_counter,
+    r"\bcount\[0\], a number": counter_in_an_inner_function,
+    "pair,": counter_in_a_tuple,
+    r"count, .* then (np\.int64\(1\)|1)\.": counter_of_numpy,
+    r"factors\[98\], .* was 99 and then gone": counter_that_empties_a_list,
+    "on, .* was False and then True": switch,
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN_BY_ZEROS)
+@pytest.mark.parametrize("schedule", RERUN)
+def test_a_counter_is_caught_when_the_state_is_zero(name, schedule) -> None:
+    """The document starts from zeros: x * counter is 0 every time, its slope is not."""
+    step = HIDDEN_BY_ZEROS[name]()
+    with pytest.raises(remat.RecomputeMismatchError, match=rf"step \d .*{name}.*schedule=\"all\""):
+        remat.grad(lambda x: np.sum(remat.checkpointed_loop(step, x, 6, 1, schedule=schedule)[0]))(
+            ZEROS
+        )
+
+
+@pytest.mark.parametrize("name", HIDDEN_BY_ZEROS)
+def test_a_counter_in_a_segment_is_caught_when_its_input_is_zero(name) -> None:
+    function = HIDDEN_BY_ZEROS[name]()
+    with pytest.raises(remat.RecomputeMismatchError, match=r"closes over.*argument"):
+        remat.grad(lambda x: np.sum(remat.checkpoint(function, x)))(ZEROS)
+
+
+def test_a_counter_in_a_while_loop_is_caught_when_the_state_is_zero() -> None:
+    asked = itertools.count()
+    step = counter_in_a_list()
+    with pytest.raises(remat.RecomputeMismatchError, match=r"count\[0\]"):
+        remat.grad(
+            lambda x: np.sum(remat.checkpointed_while(lambda x: next(asked) < 6, step, x, 2)[0])
+        )(ZEROS)
+
+
+def test_a_number_that_somebody_else_changes_between_the_passes_is_caught() -> None:
+    scale = 2.0
+
+    def loss(x):
+        nonlocal scale
+        y, _ = remat.checkpointed_loop(lambda x: x * scale, x, 6, 1, schedule="revolve")
+        scale = 3.0
+        return np.sum(y)
+
+    with pytest.raises(remat.RecomputeMismatchError, match=r"scale, .* was 2\.0 and then 3\.0"):
+        remat.grad(loss)(ZEROS)
+
+
+def test_one_leaf_of_zeros_is_enough_to_hide_a_counter() -> None:
+    count = [0]
+
+    def step(state):
+        x, (v, i) = state
+        count[0] += 1
+        return np.sin(x), (v * count[0], i + 1)
+
+    def loss(v):
+        _, (v, _) = remat.checkpointed_loop(step, (X, (v, 0)), 6, 1, schedule="revolve")[0]
+        return np.sum(v)
+
+    with pytest.raises(remat.RecomputeMismatchError, match=r"count\[0\]"):
+        remat.grad(loss)(ZEROS)
+
+
+def affine_counter():
+    count = [0]
+
+    def step(x):
+        count[0] += 1
+        return x * count[0] + 1.0
+
+    return step
+
+
+def test_a_start_from_zeros_hides_a_counter_though_it_leads_elsewhere() -> None:
+    """Of two steps only the first is run again, and its result is 1 whatever the slope is."""
+    with pytest.raises(remat.RecomputeMismatchError, match=r"step 0 .*count"):
+        remat.grad(
+            lambda x: np.sum(
+                remat.checkpointed_loop(affine_counter(), x, 2, 1, schedule="uniform")[0]
+            )
+        )(ZEROS)
+    with pytest.raises(remat.RecomputeMismatchError, match="count"):
+        remat.grad(lambda x: np.sum(remat.checkpoint(affine_counter(), x)))(ZEROS)
+
+
+def test_a_second_way_back_runs_every_step_again() -> None:
+    step = counter_in_a_list()
+    vjp, _ = make_vjp(lambda x: remat.checkpointed_loop(step, x, 6, schedule="all")[0], ZEROS)
+    expected = np.prod(1.0 + 0.1 * np.arange(1, 7))
+    np.testing.assert_allclose(vjp(np.ones(3)), expected)
+    with pytest.raises(remat.RecomputeMismatchError, match=r"count\[0\]"):
+        vjp(np.ones(3))
+
+
+def counted(function):
+    """Count calls, and do no harm with it."""
+    calls = [0]
+
+    def step(*args):
+        calls[0] += 1
+        return function(*args)
+
+    return step, calls
+
+
+@pytest.mark.parametrize(
+    ("schedule", "evaluations"),
+    [
+        ("revolve", schedules.Revolve(9, 2).evaluations),
+        ("uniform", schedules.Uniform(9, 2).evaluations),
+        ("all", 9),
+    ],
+)
+def test_counting_calls_is_fine_and_changes_no_count(schedule, evaluations) -> None:
+    step, calls = counted(np.sin)
+    found = remat.grad(
+        lambda x: np.sum(remat.checkpointed_loop(step, x, 9, 2, schedule=schedule)[0])
+    )(X)
+    assert same_bits(found, remat.grad(lambda x: np.sum(plain_loop(np.sin, x, 9)))(X))
+    assert calls == [evaluations]
+
+
+def test_counting_calls_is_fine_in_a_segment_with_a_bias_of_zeros() -> None:
+    layer, calls = counted(lambda x, b: np.sin(x) + b)
+    _, found = remat.grad(lambda x, b: np.sum(remat.checkpoint(layer, x, b) ** 2), wrt=(0, 1))(
+        X, ZEROS
+    )
+    np.testing.assert_allclose(found, 2 * np.sin(X))
+    assert calls == [2]
+
+
+def test_counting_calls_is_fine_from_a_constant_state_of_zeros() -> None:
+    """Nobody asks for the slope at the zeros; the states after them are compared."""
+    step, calls = counted(lambda h, w: np.tanh(h * w + w))
+
+    def loss(run):
+        return lambda w: np.sum(run(lambda h: step(h, w), ZEROS))
+
+    found = remat.grad(loss(lambda f, h: remat.checkpointed_loop(f, h, 9, 2)[0]))(X)
+    assert calls[0] > 9
+    assert same_bits(found, remat.grad(loss(lambda f, h: plain_loop(f, h, 9)))(X))
+
+
+def test_counting_calls_is_fine_from_rest() -> None:
+    step, _ = counted(lambda state: (state[0] + 0.1 * state[1], state[1] - 0.1 * state[0]))
+
+    def loss(run):
+        return lambda x: np.sum(run(step, (x, 0.0 * x))[0])
+
+    found = remat.grad(loss(lambda f, s: remat.checkpointed_loop(f, s, 9, 2)[0]))(X)
+    assert same_bits(found, remat.grad(loss(lambda f, s: plain_loop(f, s, 9)))(X))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_zeros_and_numbers_that_stay_are_fine(schedule) -> None:
+    memo, numbers = {}, [0.5, float("nan")]
+
+    def step(x):
+        return x * memo.setdefault("factor", numbers[0] + 1.0)
+
+    found = remat.grad(
+        lambda x: np.sum(remat.checkpointed_loop(step, x, 6, 1, schedule=schedule)[0])
+    )(ZEROS)
+    np.testing.assert_allclose(found, 1.5**6)
 
 
 # -- replayed --------------------------------------------------------------------------------------

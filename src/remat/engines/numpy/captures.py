@@ -1,4 +1,4 @@
-"""What a function closes over: traced arrays whose gradient is wanted, and random generators.
+"""What a function closes over: traced arrays whose gradient is wanted, random generators, numbers.
 
 A step is to run on raw arrays when nothing is recorded, and on boxes of its own trace when it is.
 So the places that refer to a traced array (closure cells, defaults, list and dict entries,
@@ -7,7 +7,8 @@ step runs. The function itself, its identity and its side effects stay what they
 
 What a function leaves behind in such places is looked at, too. A memo that was filled while
 nothing was recorded would be a constant later on, and a list of losses would hold plain numbers:
-both would lose gradients in silence, so both are errors.
+both would lose gradients in silence, so both are errors. A number that changes (a counter) is
+only remembered: most do no harm, and are asked for where nothing else shows that they do none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import functools
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,12 +27,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from autograd.tracer import isbox
 
-from ...errors import UnsupportedError
+from ...errors import RecomputeMismatchError, UnsupportedError
 from .randomness import GENERATORS
 
 __all__ = ["Captures", "capture"]
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))
+_NUMBERS = (bool, int, float, complex, np.generic)
 _LISTS = (list, collections.deque)
 _WALKED_STANDARD_TYPES = (types.SimpleNamespace, collections.UserDict, collections.UserList)
 _CachedFunction = type(functools.lru_cache(lambda: None))
@@ -45,10 +47,69 @@ _GONE = object()
 
 
 class _Place(NamedTuple):
-    """Somewhere that a value is referred to."""
+    """Somewhere that a value is referred to; of this class if it cannot be exchanged there."""
 
-    get: Callable[[], Any]
-    put: Callable[[Any], None]
+    owner: Any = None
+    key: Any = None
+    name: str = ""  # of a variable; other places are named after their owner
+
+    def get(self) -> Any:
+        return _GONE
+
+    def put(self, value: Any) -> None:
+        pass
+
+    @property
+    def suffix(self) -> str:
+        return ""
+
+
+class _Item(_Place):
+    __slots__ = ()
+
+    def get(self) -> Any:
+        try:
+            return self.owner[self.key]
+        except (LookupError, TypeError):
+            return _GONE
+
+    def put(self, value: Any) -> None:
+        self.owner[self.key] = value
+
+    @property
+    def suffix(self) -> str:
+        return f"[{self.key!r}]"
+
+
+class _Attribute(_Place):
+    __slots__ = ()
+
+    def get(self) -> Any:
+        try:
+            return getattr(self.owner, self.key)
+        except (AttributeError, ValueError):
+            return _GONE
+
+    def put(self, value: Any) -> None:
+        # Not setattr for plain objects: frozen dataclasses refuse it, and properties would run.
+        special = types.CellType | types.FunctionType | types.ModuleType | type
+        write = setattr if isinstance(self.owner, special) else object.__setattr__
+        write(self.owner, self.key, value)
+
+    @property
+    def suffix(self) -> str:
+        return f".{self.key}"
+
+
+_NOWHERE = _Place()
+
+
+class _Change(NamedTuple):
+    """A number that is no longer what it was."""
+
+    place: _Place
+    before: Any
+    after: Any
 
 
 class Captures:
@@ -57,10 +118,13 @@ class Captures:
     def __init__(self, holders: Sequence[list[Any]] = ()) -> None:
         self.boxes: list[Any] = []
         self.generators: list[Any] = []
+        self.found_at: dict[int, _Place] = {}  # where the search came first upon an object
         self._holders = holders
         self._places: list[tuple[_Place, Any]] = []  # and what stands there
         self._numbers: dict[int, int] = {}
         self._known: dict[Any, Any] = {}
+        self._watched: dict[Any, tuple[_Place, Any]] = {}  # numbers, as they were when found
+        self._change: _Change | None = None
 
     @contextmanager
     def filled(self, values: Sequence[Any]) -> Iterator[None]:
@@ -98,8 +162,42 @@ class Captures:
         for _, value in self._left_behind():
             raise _left(value)
 
+    def refuse_changed_number(self, what: str, remedy: str) -> None:
+        """Refuse a number that has changed, where results cannot show that it does no harm."""
+        change = self._changed_number()
+        if change is not None:
+            after = "gone" if change.after is _GONE else repr(change.after)
+            raise RecomputeMismatchError(
+                f"{what} was run again, and whether it did the same cannot be seen: zeros agree "
+                f"whatever they are multiplied by, and {self._name(change.place)}, a number that "
+                f"it closes over, was {change.before!r} and then {after}. {remedy}"
+            )
+
+    def _changed_number(self) -> _Change | None:
+        for place, before in self._watched.values():
+            if self._change is not None:
+                break  # once is enough: a switch may be back where it was
+            now = place.get()
+            if now is not before and repr(now) != repr(before):  # NaN is written alike
+                self._change = _Change(place, before, now)
+        return self._change
+
+    def _name(self, place: _Place) -> str:
+        """Name a place by the way that the search took to it: "model.layers[0].calls"."""
+        name, way = place.name, ""
+        while not name:
+            owner, way = place.owner, place.suffix + way
+            place = self.found_at.get(id(owner), _NOWHERE)
+            name = place.name
+            if not name and id(place.owner) not in self.found_at:  # the function itself, `self`
+                name = getattr(owner, "__name__", type(owner).__name__)
+        return name + way
+
     def _left_behind(self) -> list[tuple[Any, Any]]:
         now = capture(self._holders)
+        self._watched = now._watched | self._watched
+        self.found_at |= now.found_at
+        self._changed_number()
         return [(k, v) for k, v in now._known.items() if self._known.get(k, _GONE) is not v]
 
     def _substitute(self, original: Any, values: Sequence[Any]) -> Any:
@@ -134,6 +232,10 @@ class Captures:
         elif isbox(value) or np.asarray(value).dtype.kind in "fc":
             self._known[id(value)] = value
 
+    def watch(self, place: _Place, number: Any) -> None:
+        if place is not _NOWHERE:
+            self._watched[id(place.owner), place.key] = place, number
+
 
 def _left(value: Any) -> UnsupportedError:
     if isinstance(value, str):
@@ -153,10 +255,12 @@ def _left(value: Any) -> UnsupportedError:
 def capture(holders: Sequence[list[Any]]) -> Captures:
     """Search what stands in `holders`, lists of one function each, for what it closes over."""
     found = Captures(holders)
-    seen: set[int] = set()
-    work: list[tuple[Any, _Place]] = [(holder[0], _item(holder, 0)) for holder in holders]
+    seen = found.found_at
+    work: list[tuple[Any, _Place]] = [(holder[0], _Item(holder, 0)) for holder in holders]
     while work:
         value, place = work.pop()
+        if _is_number(value):
+            found.watch(place, value)
         if isinstance(value, _ATOMS):
             continue
         if isbox(value):
@@ -173,7 +277,7 @@ def capture(holders: Sequence[list[Any]]) -> Captures:
                 found.place(place, value)
             work += _children(value)
         elif id(value) not in seen:
-            seen.add(id(value))
+            seen[id(value)] = place
             if isinstance(value, GENERATORS):
                 found.generators.append(value)
             elif isinstance(value, _CachedFunction):
@@ -182,6 +286,10 @@ def capture(holders: Sequence[list[Any]]) -> Captures:
             else:
                 work += _children(value)
     return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, _NUMBERS) or (isinstance(value, tuple) and all(map(_is_number, value)))
 
 
 def _boxes_inside(value: Any) -> Iterator[Any]:
@@ -214,17 +322,17 @@ def _children(value: Any) -> list[tuple[Any, _Place]]:  # noqa: PLR0912  (one br
     if isinstance(value, functools.cached_property):
         return [(value.func, _NOWHERE)]
     if isinstance(value, _LISTS):
-        return [(part, _item(value, i)) for i, part in enumerate(value)]
+        return [(part, _Item(value, i)) for i, part in enumerate(value)]
     if isinstance(value, dict):
-        return [(part, _item(value, key)) for key, part in value.items()]
+        return [(part, _Item(value, key)) for key, part in value.items()]
     if isinstance(value, type):
         if _is_opaque(value):
             return []
-        inside = [(part, _attribute(value, name)) for name, part in vars(value).items()]
+        inside = [(part, _Attribute(value, name)) for name, part in vars(value).items()]
         return inside + [(base, _NOWHERE) for base in value.__bases__]
     if isinstance(value, types.ModuleType) or _is_opaque(type(value)):
         return []
-    attributes = [(part, _attribute(value, name)) for name, part in _attributes(value)]
+    attributes = [(part, _Attribute(value, name)) for name, part in _attributes(value)]
     return [*attributes, (type(value), _NOWHERE)]
 
 
@@ -232,27 +340,27 @@ def _of_function(function: types.FunctionType) -> list[tuple[Any, _Place]]:
     if _is_opaque(function):
         return []
     children: list[tuple[Any, _Place]] = []
-    for cell in function.__closure__ or ():
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            children.append((cell.cell_contents, _attribute(cell, "cell_contents")))
+            children.append((cell.cell_contents, _Attribute(cell, "cell_contents", name)))
         except ValueError:  # a name that has no value yet
             continue
     if function.__defaults__:
-        children.append((function.__defaults__, _attribute(function, "__defaults__")))
+        children.append((function.__defaults__, _Attribute(function, "__defaults__")))
     children += [
-        (value, _item(table, key))
+        (value, _Item(table, key, f"{function.__name__}.{key}"))
         for table in (function.__kwdefaults__ or {}, function.__dict__)
         for key, value in table.items()
     ]
     table, names = function.__globals__, _names_in(function.__code__)
     for name in names & table.keys():
         value = table[name]
-        children.append((value, _item(table, name)))
+        children.append((value, _Item(table, name, name)))
         if isinstance(value, types.ModuleType) and not _is_library(
             value.__name__.partition(".")[0]
         ):
             children += [
-                (getattr(value, inner), _attribute(value, inner))
+                (getattr(value, inner), _Attribute(value, inner))
                 for inner in names
                 if hasattr(value, inner)
             ]
@@ -293,33 +401,3 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
             name = f"_{cls.__name__.lstrip('_')}{slot}" if hidden else slot
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                 yield name, getattr(value, name)
-
-
-def _item(container: Any, key: Any) -> _Place:
-    def get() -> Any:
-        try:
-            return container[key]
-        except (LookupError, TypeError):
-            return _GONE
-
-    def put(value: Any) -> None:
-        container[key] = value
-
-    return _Place(get, put)
-
-
-def _attribute(owner: Any, name: str) -> _Place:
-    def get() -> Any:
-        try:
-            return getattr(owner, name)
-        except (AttributeError, ValueError):
-            return _GONE
-
-    # Not setattr for plain objects: frozen dataclasses refuse it, and properties would run.
-    special = types.CellType | types.FunctionType | types.ModuleType | type
-    write = setattr if isinstance(owner, special) else object.__setattr__
-    return _Place(get, lambda value: write(owner, name, value))
-
-
-# For what cannot be exchanged by itself, or need not be.
-_NOWHERE = _Place(lambda: _GONE, lambda value: None)

@@ -113,7 +113,10 @@ class _Loop:
         inputs = PerStep([np.asarray(plain(x)) for x in self.xs], self.xs_structure)
         captured = [plain(box) for box in self.captures.boxes]
         randomness = Randomness(self.captures.generators)
-        return Steps(call, self.structure, self.captures, captured, randomness, inputs, outputs)
+        traced = [isbox(leaf) for leaf in self.leaves]
+        return Steps(
+            call, self.structure, traced, self.captures, captured, randomness, inputs, outputs
+        )
 
 
 class _Pass(ABC):

@@ -14,8 +14,16 @@ from ... import trees
 from ...errors import RecomputeMismatchError
 from .captures import capture
 from .randomness import Randomness
-from .steps import read_only
-from .tape import is_differentiable, plain, record, refuse_boxes, refuse_changed, zeros_like
+from .steps import proves_nothing, read_only
+from .tape import (
+    Recording,
+    is_differentiable,
+    plain,
+    record,
+    refuse_boxes,
+    refuse_changed,
+    zeros_like,
+)
 from .whole import run_as_one
 
 __all__ = ["run_segment"]
@@ -74,19 +82,7 @@ class _Segment:
         with self._replayed():
             recording = record(self._recorded, self.inputs, self.wanted)
         refuse_boxes(recording.results)
-        again = [fingerprint(result) for result in recording.results]
-        if again != self.marks:
-            number = next(
-                (i for i, (a, b) in enumerate(zip(again, self.marks, strict=False)) if a != b), 0
-            )
-            name = getattr(self.holder[0], "__name__", "the function")
-            raise RecomputeMismatchError(
-                f"{name} was run again on the way back and its result {number} differs from the "
-                "first time. Likely causes: it reads something that changes between calls (a "
-                "counter, a clock, a file, a global), its inputs or what it closes over were "
-                "changed in place since, or it draws from a random generator that remat cannot "
-                "see (or preserve_rng_state=False); make it a function of its inputs"
-            )
+        self._refuse_another(recording)
         parts = iter(gradients)
         seeds = [next(parts) if traced else None for traced in self.traced_results]
         gathered = recording.go_back(seeds, [None] * len(self.inputs))
@@ -94,6 +90,29 @@ class _Segment:
             total[0] if total is not None else zeros_like(value) if want else None
             for value, total, want in zip(self.inputs, gathered, self.wanted, strict=True)
         ]
+
+    def _refuse_another(self, recording: Recording) -> None:
+        """Refuse a second run that gave other results, or could have without showing it."""
+        again = [fingerprint(result) for result in recording.results]
+        name = getattr(self.holder[0], "__name__", "the function")
+        if again != self.marks:
+            number = next(
+                (i for i, (a, b) in enumerate(zip(again, self.marks, strict=False)) if a != b), 0
+            )
+            raise RecomputeMismatchError(
+                f"{name} was run again on the way back and its result {number} differs from the "
+                "first time. Likely causes: it reads something that changes between calls (a "
+                "counter, a clock, a file, a global), its inputs or what it closes over were "
+                "changed in place since, or it draws from a random generator that remat cannot "
+                "see (or preserve_rng_state=False); make it a function of its inputs"
+            )
+        pairs = zip(self.inputs, self.values[: len(self.leaves)], strict=False)
+        start = [value for value, leaf in pairs if isbox(leaf)]
+        ends = zip(recording.results, recording.ends, strict=True)
+        if proves_nothing(start, [result for result, node in ends if node is not None]):
+            self.captures.refuse_changed_number(
+                name, "Pass the number in as an argument, or call the function without checkpoint"
+            )
 
     def _recorded(self, boxes: list[Any]) -> list[Any]:
         leaves = [

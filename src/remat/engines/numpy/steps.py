@@ -24,7 +24,16 @@ from .tape import (
     zeros_like,
 )
 
-__all__ = ["Gradients", "HeldState", "Outputs", "PerStep", "RecordedStep", "Steps", "read_only"]
+__all__ = [
+    "Gradients",
+    "HeldState",
+    "Outputs",
+    "PerStep",
+    "RecordedStep",
+    "Steps",
+    "proves_nothing",
+    "read_only",
+]
 
 Gradients = list[Any]  # one for each leaf of the state; None is zero
 
@@ -54,6 +63,7 @@ class Steps:
         self,
         call: Callable[[Any, Any], tuple[Any, Any]],
         structure: trees.Structure,
+        traced: Sequence[bool],
         captures: Captures,
         captured: Sequence[Any],
         randomness: Randomness,
@@ -63,11 +73,13 @@ class Steps:
         self.call = call
         self.structure = structure
         self.single = structure.is_leaf()
+        self.traced = traced  # leaves of the initial state: does anybody ask for their gradient?
         self.captures = captures
         self.captured = [read_only(value) for value in captured]
         self.randomness = randomness
         self.inputs = inputs
         self.outputs = outputs
+        self._reached = 0  # how far the loop was ever run: a second pass runs all of it again
         self.start_gradients()
 
     def start_gradients(self) -> None:
@@ -92,6 +104,7 @@ class Steps:
         except Exception as error:
             _note(error, step)
             raise
+        self._reached = max(self._reached, stop)
         return state
 
     def hold(self, state: Any) -> HeldState:
@@ -139,7 +152,11 @@ class Steps:
         self.outputs.keep_flat(results[sizes[0] :], step)
         after = [_compact(leaf) for leaf in results[: sizes[0]]]
         del results[:]  # the state after is held once, the outputs not at all
-        return RecordedStep(recording, held, HeldState(after, self.randomness.moment()))
+        recorded = RecordedStep(recording, held, HeldState(after, self.randomness.moment()))
+        if step < self._reached:
+            self._refuse_doubt(recorded, step)
+        self._reached = max(self._reached, step + 1)
+        return recorded
 
     def before(self, recorded: RecordedStep) -> HeldState:
         return recorded.before
@@ -211,6 +228,19 @@ class Steps:
         if all(map(_is, compact, leaves)):
             return state
         return trees.unflatten(structure, compact)
+
+    def _refuse_doubt(self, recorded: RecordedStep, step: int) -> None:
+        """A step that was run again has to show in its states that it did the same."""
+        before = zip(recorded.before.leaves, self.traced, strict=True)
+        start = [leaf for leaf, t in before if is_differentiable(leaf) and (t or step > 0)]
+        # Why not strict? The outputs of a scan come after the state.
+        after = zip(recorded.after.leaves, recorded.recording.ends, strict=False)
+        if proves_nothing(start, [leaf for leaf, node in after if node is not None]):
+            self.captures.refuse_changed_number(
+                f"step {step}",
+                "Keep the number in the state, take it from the xs of remat.checkpointed_scan, or "
+                'run no step twice (schedule="all")',
+            )
 
     def _check_structure(self, structure: trees.Structure, step: int) -> None:
         if structure != self.structure:
@@ -375,6 +405,18 @@ def _nbytes(leaf: Any) -> int:
 
 def _show(structure: trees.Structure) -> str:
     return "a single leaf" if structure.is_leaf() else str(structure).removeprefix("PyTreeSpec")
+
+
+def proves_nothing(before: list[Any], after: list[Any]) -> bool:
+    """Tell values that agree whatever happened on the way: zero times anything is zero.
+
+    One result of zeros is enough for that; of what it started from, all has to be zero.
+    """
+    return any(map(_is_zero, after)) or (bool(before) and all(map(_is_zero, before)))
+
+
+def _is_zero(leaf: Any) -> bool:
+    return np.size(leaf) > 0 and not np.any(leaf)
 
 
 def _difference(one: Any, other: Any) -> str | None:
