@@ -1,0 +1,1 @@
+"""Pure planning over traces: what to keep and what to compute again."""

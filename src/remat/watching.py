@@ -1,0 +1,62 @@
+"""Who watches: profilers that are on in this thread, and what engines tell them.
+
+Engines look up the watchers when a region begins and keep them with it, so that a backward pass
+that runs in another thread reports to the same ones. With nobody watching nothing is counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+from typing import Protocol
+
+from .plans.trace import Trace
+
+__all__ = ["Watcher", "start_watching", "stop_watching", "watchers"]
+
+
+class Watcher(Protocol):
+    """What engines tell about regions: what was run, held and computed again.
+
+    Memory is told twice, each as things with a key and a size: what a plain pass would hold at
+    this time, and what is held. A thing that is held in several ways is told several times and
+    counts once. Engines may call from any thread.
+    """
+
+    def region_ran(self, name: str) -> int:
+        """A checkpointed region has begun; returns its number."""
+
+    def would_hold(self, key: Hashable, nbytes: int) -> None: ...
+
+    def would_free(self, key: Hashable) -> None: ...
+
+    def holds(self, key: Hashable, nbytes: int) -> None: ...
+
+    def frees(self, key: Hashable) -> None: ...
+
+    def recomputed(self, region: int, ops: int, seconds: float) -> None:
+        """A region, or a part of it, was computed again; `ops` counts calls (ops, or steps)."""
+
+    def traced(self, region: int, trace: Trace) -> None:
+        """This is what the region did, if the engine can tell."""
+
+
+class _Threads(threading.local):
+    def __init__(self) -> None:
+        self.watchers: tuple[Watcher, ...] = ()
+
+
+_threads = _Threads()
+
+
+def watchers() -> tuple[Watcher, ...]:
+    """Return those who watch this thread."""
+    return _threads.watchers
+
+
+def start_watching(watcher: Watcher) -> None:
+    _threads.watchers = (*_threads.watchers, watcher)
+
+
+def stop_watching(watcher: Watcher) -> None:
+    _threads.watchers = tuple(w for w in _threads.watchers if w is not watcher)
