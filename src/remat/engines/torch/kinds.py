@@ -1,0 +1,143 @@
+"""What an operator does to its arguments, read from its schema, never from its name alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Kind", "is_ordinary", "kind_of", "kinds"]
+
+aten = torch.ops.aten
+
+
+class Kind:
+    """What the recorder has to know of an operator."""
+
+    __slots__ = (
+        "blank",
+        "call",
+        "dropout",
+        "fills",
+        "fresh",
+        "func",
+        "hidden_writes",
+        "opaque",
+        "random",
+        "reshapes",
+        "special",
+        "view",
+        "writes",
+    )
+
+    def __init__(self, func: Any) -> None:
+        self.func = func
+        self.call = getattr(func, "_op", func)  # what calling an OpOverload comes to
+        self.writes: tuple[int | str, ...] = ()  # arguments: numbers, or names of keywords
+        self.fresh = True  # some output has memory of its own
+        self.view = False  # all outputs are views, and nothing is written
+        self.reshapes = False  # changes the shape of its argument in place, but no bytes
+        self.random = self.blank = self.fills = False
+        self.dropout: int | None = None
+        self.hidden_writes: tuple[tuple[int, ...], int] | None = None
+        self.opaque = True  # not to be trusted to repeat itself
+        if isinstance(func, torch._ops.OpOverload):
+            self._read_schema(func)
+        self.special = bool(  # more than new memory made from what it reads
+            self.writes
+            or self.view
+            or self.reshapes
+            or self.random
+            or self.blank
+            or self.hidden_writes
+            or self.opaque
+        )
+
+    def _read_schema(self, func: torch._ops.OpOverload[Any, Any]) -> None:
+        schema, packet = func._schema, func._overloadpacket
+        self.writes = tuple(
+            argument.name if argument.kwarg_only else number
+            for number, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        aliases = [out.alias_info is not None for out in schema.returns]
+        self.fresh = not all(aliases)
+        self.view = bool(aliases) and all(aliases) and not self.writes
+        self.random = torch.Tag.nondeterministic_seeded in func.tags
+        self.dropout = next(
+            (n for n, a in enumerate(schema.arguments) if a.name in ("dropout_p", "dropout")), None
+        )
+        self.blank = packet in _BLANK
+        self.fills = packet in _FILLS
+        self.opaque = func.namespace not in ("aten", "prims") or packet in _OPAQUE
+        self.reshapes = torch.Tag.inplace_view in func.tags and not self.opaque
+        self.hidden_writes = _HIDDEN_WRITES.get(packet)
+
+    def draws(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether this call draws random numbers: attention without dropout does not."""
+        if not self.random:
+            return False
+        if self.dropout is None:
+            return True
+        chance = args[self.dropout] if self.dropout < len(args) else kwargs.get("dropout_p", 0.0)
+        return bool(chance)
+
+
+def kind_of(func: Any) -> Kind:
+    """Return what an operator does; by its id, which is quicker and stays, for they live on."""
+    kind = kinds.get(id(func))
+    if kind is None:
+        kind = kinds[id(func)] = Kind(func)
+    return kind
+
+
+kinds: dict[int, Kind] = {}
+
+# Memory that nobody has written to yet. A kernel that we cannot see may write to it, so what is
+# read from it before a write that we saw is kept.
+_BLANK = {
+    aten.empty,
+    aten.empty_like,
+    aten.empty_strided,
+    aten.empty_permuted,
+    aten.new_empty,
+    aten.new_empty_strided,
+}
+# In-place ops that write every element and read none.
+_FILLS = {
+    aten.bernoulli_,
+    aten.cauchy_,
+    aten.copy_,
+    aten.exponential_,
+    aten.fill_,
+    aten.geometric_,
+    aten.log_normal_,
+    aten.normal_,
+    aten.random_,
+    aten.uniform_,
+    aten.zero_,
+}
+# Ops that change what a tensor is made of.
+_OPAQUE = {aten.set_, aten.resize_, aten.resize_as_}
+# Ops that write to arguments although their schema does not say so: which ones, and the argument
+# that says whether. In training, batch normalisation does not read the statistics that it updates,
+# so a replay leaves them out.
+_HIDDEN_WRITES: dict[Any, tuple[tuple[int, ...], int]] = {
+    aten.native_batch_norm: ((3, 4), 5),
+    aten.cudnn_batch_norm: ((3, 4), 5),
+    aten.miopen_batch_norm: ((3, 4), 5),
+}
+
+
+def is_ordinary(tensor: Tensor) -> bool:
+    """Return whether a tensor is strided memory that ops see as it is."""
+    kind = type(tensor)
+    if kind not in _plain_types:
+        if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            return False
+        _plain_types.add(kind)
+    return tensor.layout is torch.strided and not tensor.is_quantized
+
+
+_plain_types: set[type] = {Tensor, torch.nn.Parameter}

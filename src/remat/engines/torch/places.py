@@ -1,0 +1,90 @@
+"""Where in the user's program an op was called: line and module, noted cheaply, told on error."""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import os
+import sys
+from types import CodeType
+from typing import Any
+from weakref import ref
+
+import torch
+
+__all__ = ["Place", "describe", "here"]
+
+# The code that runs, the instruction in it, and the innermost module, if any.
+Place = tuple[CodeType, int, "ref[torch.nn.Module] | None"]
+
+_CALL = torch.nn.Module._call_impl.__code__
+_LIBRARIES = tuple(
+    os.path.dirname(path) + os.sep
+    for path in (torch.__file__, os.path.dirname(os.path.dirname(__file__)))
+)
+_FAR = 9  # frames to look at, so that a deep stack costs no more than a flat one
+_users: set[CodeType] = set()  # code that is known to be none of a library
+_getframe = sys._getframe
+
+
+def here() -> Place:
+    """Return the place of the user's code that called the op; to be called by the recorder."""
+    frame: Any = _getframe(2)
+    module = None
+    code = frame.f_code
+    if code not in _users:
+        frame, module = _nearest(frame)
+        code = frame.f_code
+    back = frame.f_back
+    if module is None and back is not None and back.f_code is _CALL:
+        module = ref(back.f_locals["self"])
+    return code, frame.f_lasti, module
+
+
+def _nearest(frame: Any) -> tuple[Any, ref[torch.nn.Module] | None]:
+    """Go up from library code to the user's; return that frame, and the innermost module."""
+    module = None
+    for _ in range(_FAR):
+        code = frame.f_code
+        if code in _users or not code.co_filename.startswith(_LIBRARIES):
+            _users.add(code)
+            break
+        if code is _CALL and module is None:
+            module = ref(frame.f_locals["self"])
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return frame, module
+
+
+def describe(place: Place) -> str:
+    """Return a place in words: function, module, file, line and its text."""
+    code, instruction, reference = place
+    line = _line_of(code, instruction)
+    text = linecache.getline(code.co_filename, line).strip()
+    module = reference() if reference is not None else None
+    inside = f" of module {_path_of(module)}" if module is not None else ""
+    return f"{code.co_qualname}{inside}, {code.co_filename}:{line}" + (f": {text}" if text else "")
+
+
+def _line_of(code: CodeType, instruction: int) -> int:
+    for start, end, line in code.co_lines():
+        if start <= instruction < end and line is not None:
+            return line
+    return code.co_firstlineno
+
+
+def _path_of(module: torch.nn.Module) -> str:
+    """Return the longest dotted path to a module from a module that contains it.
+
+    This looks at every object of the process: it is for error messages.
+    """
+    paths = [
+        name
+        for root in gc.get_objects()
+        if issubclass(type(root), torch.nn.Module)
+        for name, part in root.named_modules()
+        if part is module and name
+    ]
+    kind = type(module).__name__
+    return f"{max(paths, key=lambda p: p.count('.'))} ({kind})" if paths else kind

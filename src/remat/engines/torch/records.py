@@ -1,0 +1,170 @@
+"""What a recording consists of: contents of memory, the ops that wrote them, views of them.
+
+A `State` is what the bytes of one storage were between two writes. An op reads states and writes
+new ones; in-place ops are nothing special: they write the next state of the same storage. Views
+are nothing at all: a `View` says at which offset, with which shape and strides a tensor lies over
+a state, and a state stands for the tensor that was made with it.
+
+The links go one way only, from a state to the op that wrote it and on to what that op read, so
+that everything is freed by reference counting as soon as nobody needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .kinds import Kind, is_ordinary
+from .places import Place
+
+__all__ = ["Op", "Piece", "State", "View", "alias", "fresh_copy", "over", "version_of"]
+
+
+class State:
+    """What the bytes of a storage were between two writes.
+
+    `held` is a tensor over those bytes if somebody keeps them: because they come from outside of
+    the recording, because they cannot be computed again, or because a plan says so. Otherwise
+    `op` can compute them: as its output number `output`, or by writing to its argument `argument`.
+    """
+
+    __slots__ = (
+        "argument",
+        "blank",
+        "held",
+        "held_version",
+        "op",
+        "output",
+        "outside",
+        "read",
+        "size",
+        "tensor",
+        "version",
+    )
+
+    def __init__(self, tensor: Tensor, version: int, op: Op | None = None, output: int = 0) -> None:
+        self.tensor = ref(tensor)  # the one that was made with it, as long as it lives
+        self.size = tensor.shape
+        self.version = version  # of the tensors over it, so that a write that we missed shows
+        self.op = op
+        self.output = output
+        self.held: Tensor | None = None
+        self.argument: tuple[Any, int] | None = None
+        self.blank = False  # nothing that we saw has been written to it
+        self.outside = False  # the bytes belong to somebody else: never drop them
+        self.read = False  # an op or autograd refers to it
+
+    def hold(self, tensor: Tensor) -> None:
+        """Keep these bytes by a tensor without history, of the geometry of the one made with it."""
+        self.held = tensor
+        self.held_version = version_of(tensor)
+
+
+class View:
+    """Another tensor over a state: where it begins, its shape, strides and type."""
+
+    __slots__ = ("conj", "dtype", "neg", "offset", "size", "state", "stride")
+
+    def __init__(self, state: State, tensor: Tensor) -> None:
+        self.state = state
+        self.size = tensor.size()
+        self.stride = tensor.stride()
+        self.offset = tensor.storage_offset()
+        self.dtype = tensor.dtype
+        self.conj = tensor.is_conj()
+        self.neg = tensor.is_neg()
+
+
+Piece = State | View  # a tensor, as the recording knows it
+
+
+def over(piece: Piece, base: Tensor) -> Tensor:
+    """Return a piece of the state whose bytes `base` has. To be called below autograd."""
+    if type(piece) is State:
+        return base
+    if piece.dtype is base.dtype and not (piece.conj or piece.neg or base.is_conj()):
+        return base.as_strided(piece.size, piece.stride, piece.offset)
+    view = torch.empty(0, dtype=piece.dtype, device=base.device).set_(
+        base.untyped_storage(), piece.offset, piece.size, piece.stride
+    )
+    if piece.conj:
+        view = torch.ops.aten._conj.default(view)
+    return torch.ops.aten._neg_view.default(view) if piece.neg else view
+
+
+class Op(NamedTuple):
+    """A call of an operator, with pieces in place of tensors."""
+
+    index: int
+    kind: Kind
+    args: list[Any]
+    keywords: dict[str, Any] | None
+    random: tuple[torch.Generator, Tensor] | None  # what it drew from, and its state before
+    place: Place
+
+    def reads(self) -> list[State]:
+        """Return the states that it reads, one for each time."""
+        found = []
+        for arg in self.args:
+            kind = type(arg)
+            if kind is State:
+                found.append(arg)
+            elif kind is View:
+                found.append(arg.state)
+            elif kind is list:
+                found += _states_in(arg)
+        if self.keywords is not None:
+            found += _states_in(self.keywords.values())
+        return found
+
+    def overwritten(self, argument: tuple[Any, int]) -> State:
+        """Return the state that this op overwrites through an argument."""
+        key, number = argument
+        target = self.keywords[key] if isinstance(key, str) else self.args[key]  # type: ignore[index]
+        piece: Piece = target[number] if isinstance(target, list) else target
+        return piece if type(piece) is State else piece.state
+
+
+def _states_in(values: Iterable[Any]) -> Iterator[State]:
+    for value in values:
+        if isinstance(value, State | View):
+            yield value if isinstance(value, State) else value.state
+        elif type(value) is list:
+            yield from _states_in(value)
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """Return the same bytes and version counter without the history, unseen by any mode."""
+    if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
+        with torch._C._DisableTorchDispatch():
+            return tensor.detach()
+    with _disable_current_modes():
+        return tensor.detach()
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was written to; tensors of inference mode do not count."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        return -1
+
+
+def fresh_copy(tensor: Tensor) -> Tensor:
+    """Return a tensor that lies over a copy of the whole storage as `tensor` lies over its own."""
+    if not is_ordinary(tensor):
+        with _disable_current_modes():
+            return tensor.detach().clone()
+    with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
+        copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+            tensor.untyped_storage().clone(),
+            tensor.storage_offset(),
+            tensor.size(),
+            tensor.stride(),
+        )
+        return torch.ops.aten._conj.default(copy) if tensor.is_conj() else copy

@@ -1,0 +1,181 @@
+"""Regions: what is forgotten together and computed again together, and handles for autograd.
+
+Autograd gets a `Handle` for every tensor that it saves inside of a region. The first handle of a
+region that is asked for its tensor in a backward pass makes the region compute those of all its
+living handles, each op once. A handle gives its tensor away when it is asked for it, so the tensor
+lives as long as autograd needs it and no longer; what nobody asked for is dropped at the end of
+the pass.
+
+Regions nest. An inner region begins at values of the outer one: when the outer one is computed
+again, it leaves for each inner one the values from which that will start when its turn comes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.autograd.variable import Variable
+
+from .records import Piece, State, alias, over
+from .replay import NOT_OURS, needs, replay, value_of
+
+__all__ = ["Handle", "Region", "unpack"]
+
+
+class Handle:
+    """What autograd holds in place of a tensor."""
+
+    __slots__ = ("__weakref__", "kept", "piece", "region", "tensor")
+
+    def __init__(self, piece: Piece, region: Region) -> None:
+        self.piece = piece
+        self.region = region
+        self.tensor: Tensor | None = None
+        self.kept = False  # the tensor stays after it was asked for
+
+    @property
+    def state(self) -> State:
+        return self.piece if type(self.piece) is State else self.piece.state
+
+
+class Region:
+    """A part of a program that is forgotten and computed again as a whole."""
+
+    parent: Region | None = None
+    children: tuple[ref[Region], ...] = ()
+    start = 0  # the number of its first op
+    watch: Any = None
+    _inputs: Mapping[State, Tensor] = MappingProxyType({})
+    _pass = -1  # the backward pass that it was computed in
+
+    def __init__(
+        self, name: str = "", *, preserve_rng_state: bool = True, room: float | None = None
+    ) -> None:
+        self.name = name
+        self.preserve_rng_state = preserve_rng_state
+        self.room = room  # bytes that may be held inside; if that is not enough, none are
+        self.all_handles: list[ref[Handle]] = []
+        self._lock = threading.Lock()
+        if room is not None:
+            self._held: set[State] = set()
+
+    # In the forward pass.
+
+    def hold_if_there_is_room(self, handle: Handle, tensor: Tensor) -> None:
+        assert self.room is not None
+        if handle.state not in self._held:
+            self._held.add(handle.state)
+            self.room -= tensor.untyped_storage().nbytes()
+        if self.room >= 0:
+            handle.tensor, handle.kept = alias(tensor), True
+        else:
+            self.room = None
+            self._held.clear()
+            for other in self.handles():
+                other.tensor, other.kept = None, False
+
+    def drop(self, state: State) -> None:
+        """Do not hold this state any longer."""
+        for handle in self.handles():
+            if handle.state is state:
+                handle.tensor, handle.kept = None, False
+
+    def handles(self) -> Iterator[Handle]:
+        """Yield the handles that autograd still holds."""
+        for reference in self.all_handles:
+            handle = reference()
+            if handle is not None:
+                yield handle
+
+    # In the backward pass.
+
+    def compute(self, handle: Handle) -> Tensor:
+        """Return the tensor of a handle, and compute those of the whole region if it is time."""
+        with self._lock:
+            current = _current_pass()
+            if current in (-1, self._pass):  # asked once more, or outside of any pass
+                return self._compute([handle.piece])[0]
+            if handle.tensor is None:
+                self._compute_all(current)
+            tensor, handle.tensor = handle.tensor, None
+            assert tensor is not None
+            return tensor
+
+    def _compute_all(self, current: int) -> None:
+        handles = [h for h in self.handles() if h.tensor is None and h.state.held is None]
+        wanted = [handle.piece for handle in handles]
+        starts = [(r, r.starts()) for child in self.children if (r := child()) is not None]
+        for _, states in starts:
+            wanted += states
+        tensors = iter(self._compute(wanted))
+        for handle, tensor in zip(handles, tensors, strict=False):
+            handle.tensor = tensor
+        for region, states in starts:
+            region._inputs = dict(zip(states, tensors, strict=False))
+        self._pass = current
+        self._inputs = Region._inputs
+        Variable._execution_engine.queue_callback(self._end_of_pass)
+
+    def _compute(self, wanted: list[Piece]) -> list[Tensor]:
+        given = self._inputs
+        needed = needs(wanted, self.start, given)
+        if needed.outer:
+            assert self.parent is not None, "a state is neither held nor can it be computed"
+            found = self.parent.provide(self, needed.outer)
+            given = {**given, **dict(zip(needed.outer, found, strict=True))}
+        return replay(wanted, needed, given, self.watch)
+
+    def provide(self, inner: Region, states: list[State]) -> list[Tensor]:
+        """Return states that an inner region starts from."""
+        with self._lock:
+            current = _current_pass()
+            if current not in (-1, self._pass):
+                self._compute_all(current)
+            found = dict(inner._inputs)
+            missing = [state for state in states if state not in found]
+            found.update(zip(missing, self._compute(list(missing)), strict=True))
+            return [found[state] for state in states]
+
+    def starts(self) -> list[State]:
+        """Return the states of outer regions that the living handles in here need."""
+        wanted = [h.piece for h in self.handles() if h.tensor is None]
+        for reference in self.children:
+            region = reference()
+            if region is not None:
+                wanted += region.starts()
+        return needs(wanted, self.start, {}).outer
+
+    def _end_of_pass(self) -> None:
+        self._inputs = Region._inputs
+        for handle in self.handles():
+            if not handle.kept:
+                handle.tensor = None
+
+
+_current_pass = torch._C._current_graph_task_id
+
+
+def unpack(packed: Handle | State) -> Tensor:
+    """Return the tensor that autograd saved."""
+    if type(packed) is State:
+        return value_of(packed)
+    assert isinstance(packed, Handle)
+    tensor = packed.tensor
+    if tensor is not None:
+        if not packed.kept:
+            packed.tensor = None
+        return tensor
+    state = packed.state
+    if state.held is None:
+        return packed.region.compute(packed)
+    held = value_of(state)
+    if packed.piece is state:
+        return held
+    with torch._C._ExcludeDispatchKeyGuard(NOT_OURS):
+        return over(packed.piece, held)

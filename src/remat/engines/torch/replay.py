@@ -1,0 +1,186 @@
+"""Computing states again: which ops it takes, in which order, and what may be freed when."""
+
+from __future__ import annotations
+
+import time
+from collections import ChainMap
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import RecomputeMismatchError
+from . import places
+from .randomness import as_they_were
+from .records import Op, Piece, State, View, fresh_copy, over
+
+__all__ = ["NOT_OURS", "Needed", "Needs", "flat", "needs", "replay", "value_of"]
+
+
+class Needed(NamedTuple):
+    """An op that is to be run again, the states it is run for, and those that it reads."""
+
+    op: Op
+    makes: list[State]
+    reads: list[State]
+
+
+class Needs(NamedTuple):
+    """What it takes to compute states."""
+
+    ops: list[Needed]  # in order
+    outer: list[State]  # made before the region, and held by nobody
+    uses: dict[State, int]
+
+
+# Autograd, autocast, transforms and modes: a replay passes them by.
+_after_views = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.ADInplaceOrView)
+NOT_OURS = (
+    torch._C._dispatch_keyset_full() - _after_views
+) | torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
+
+
+def needs(wanted: Iterable[Piece], start: int, given: Mapping[State, Any]) -> Needs:
+    """Find the ops from number `start` on that lead from what is held or given to what is wanted."""
+    uses: dict[State, int] = {}
+    needed: dict[int, Needed] = {}
+    outer: list[State] = []
+    stack = [piece if type(piece) is State else piece.state for piece in wanted]
+    while stack:
+        state = stack.pop()
+        if state in uses:
+            uses[state] += 1
+            continue
+        uses[state] = 1
+        if state.held is not None or state in given:
+            continue
+        op = state.op
+        if op is None or op.index < start:
+            outer.append(state)
+        elif op.index in needed:
+            needed[op.index].makes.append(state)
+        else:
+            reads = op.reads()
+            needed[op.index] = Needed(op, [state], reads)
+            stack += reads
+    return Needs([needed[index] for index in sorted(needed)], outer, uses)
+
+
+def replay(
+    wanted: list[Piece], needed: Needs, given: Mapping[State, Tensor], watch: Any
+) -> list[Tensor]:
+    """Compute what is wanted, each op once, and free each value after its last use.
+
+    Ops run below autograd and autocast, unseen by any mode; random ones draw the numbers that
+    they drew before, and leave their generators as they found them.
+    """
+    generators = [op.random[0] for op, _, _ in needed.ops if op.random is not None]
+    with torch._C._ExcludeDispatchKeyGuard(NOT_OURS):
+        if not generators:
+            return _replay(wanted, needed, given, watch)
+        with as_they_were(generators):
+            return _replay(wanted, needed, given, watch)
+
+
+def _replay(
+    wanted: list[Piece], needed: Needs, given: Mapping[State, Tensor], watch: Any
+) -> list[Tensor]:
+    values = dict(given)
+    uses = needed.uses
+    began = time.perf_counter()
+    for op, makes, reads in needed.ops:
+        _run(op, makes, values, uses, given)
+        for state in reads:
+            uses[state] -= 1
+            if not uses[state]:
+                values.pop(state, None)
+        if watch is not None:
+            watch.replaying(values)
+    if watch is not None:
+        watch.replayed(needed.ops, time.perf_counter() - began)
+    return [_decode(piece, values) for piece in wanted]
+
+
+def _run(
+    op: Op,
+    states: list[State],
+    values: dict[State, Tensor],
+    uses: dict[State, int],
+    given: Mapping[State, Tensor],
+) -> None:
+    """Run an op again and put what it makes among the values."""
+    source: Mapping[State, Tensor] = values
+    if op.kind.writes:
+        for state in states:
+            if state.argument is not None:
+                before = op.overwritten(state.argument)
+                if uses[before] > 1 or before not in values or before in given:
+                    # Somebody else needs what is overwritten here, so this op writes to a copy.
+                    source = ChainMap({before: fresh_copy(_value(before, values))}, source)
+    args = [_decode(arg, source) for arg in op.args]
+    if op.random is not None:
+        op.random[0].set_state(op.random[1])
+    if op.keywords is None:
+        out = op.kind.call(*args)
+    else:
+        keywords = {name: _decode(value, source) for name, value in op.keywords.items()}
+        out = op.kind.call(*args, **keywords)
+    for state in states:
+        if state.argument is not None:
+            values[state] = source[op.overwritten(state.argument)]
+            continue
+        output = out if type(out) is Tensor else flat(out)[state.output]
+        if output.shape != state.size:
+            raise _mismatch(op, state, output)
+        values[state] = output
+
+
+def _decode(value: Any, values: Mapping[State, Tensor]) -> Any:
+    kind = type(value)
+    if kind is State:
+        return _value(value, values)
+    if kind is View:
+        return over(value, _value(value.state, values))
+    if kind is list:
+        return [_decode(part, values) for part in value]
+    return value
+
+
+def _value(state: State, values: Mapping[State, Tensor]) -> Tensor:
+    value = values.get(state)
+    return value_of(state) if value is None else value
+
+
+def value_of(state: State) -> Tensor:
+    """Return a state that is held. Raise, as autograd does, if it was written to since."""
+    held = state.held
+    assert held is not None
+    try:
+        if held._version == state.held_version:
+            return held
+    except RuntimeError:  # a tensor of inference mode
+        return held
+    raise RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: [{held.dtype} {list(held.shape)}] is at version {held._version}; a "
+        f"checkpointed region read it at version {state.held_version} and needs it to compute "
+        "again what it forgot. Write to a copy (x = x + 1 instead of x += 1), or after the "
+        "backward pass"
+    )
+
+
+def _mismatch(op: Op, state: State, output: Tensor) -> RecomputeMismatchError:
+    return RecomputeMismatchError(
+        f"{op.kind.func} gave the shape {list(state.size)} in the forward pass and "
+        f"{list(output.shape)} when it was run again for the backward pass. It "
+        f"was called by {places.describe(op.place)}. Likely causes: an input was changed since in "
+        "a way that PyTorch does not count: through .data, or a NumPy array that shares its memory"
+    )
+
+
+def flat(out: Any) -> list[Any]:
+    """Return the outputs of an op as one list."""
+    if not isinstance(out, list | tuple):
+        return [out]
+    return [leaf for part in out for leaf in flat(part)]
