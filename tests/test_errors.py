@@ -4,8 +4,10 @@ import pytest
 
 from remat import errors
 
+WARNINGS = {"RematWarning"}
 
-@pytest.mark.parametrize("name", sorted(set(errors.__all__) - {"RematError"}))
+
+@pytest.mark.parametrize("name", sorted(set(errors.__all__) - {"RematError"} - WARNINGS))
 def test_every_error_is_caught_as_a_remat_error(name: str) -> None:
     assert issubclass(getattr(errors, name), errors.RematError)
 
@@ -16,7 +18,12 @@ def test_every_error_says_what_it_is(name: str) -> None:
 
 
 def test_the_tree_in_the_docstring_is_the_real_one() -> None:
-    assert sorted(re.findall(r"\b\w+Error\b(?=  |$)", errors.__doc__, re.M)) == errors.__all__
+    names = re.findall(r"\b\w+(?:Error|Warning)\b(?=  |$)", errors.__doc__, re.M)
+    assert sorted(names) == errors.__all__
+
+
+def test_warnings_can_be_silenced_as_all_of_users() -> None:
+    assert issubclass(errors.RematWarning, UserWarning)
 
 
 @pytest.mark.parametrize("builtin", [ValueError, TypeError])

@@ -12,13 +12,17 @@ import remat
 
 NAMES = [
     "BudgetTooSmallError",
+    "CheckpointGroup",
     "LoopTransformError",
     "RecomputeMismatchError",
     "RematError",
+    "RematWarning",
     "StoreError",
     "UnsupportedError",
     "__version__",
+    "adaptive_checkpoint",
     "checkpoint",
+    "checkpoint_segment",
     "checkpointed_loop",
     "checkpointed_scan",
     "checkpointed_while",

@@ -5,12 +5,14 @@ from .errors import (
     LoopTransformError,
     RecomputeMismatchError,
     RematError,
+    RematWarning,
     StoreError,
     UnsupportedError,
 )
 from .faces.gradients import grad, value_and_grad
+from .faces.groups import CheckpointGroup
 from .faces.loops import checkpointed_loop, checkpointed_scan, checkpointed_while
-from .faces.segments import checkpoint
+from .faces.segments import adaptive_checkpoint, checkpoint, checkpoint_segment
 from .schedules import (
     compute_checkpoint_positions,
     estimate_checkpoint_savings,
@@ -23,13 +25,17 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BudgetTooSmallError",
+    "CheckpointGroup",
     "LoopTransformError",
     "RecomputeMismatchError",
     "RematError",
+    "RematWarning",
     "StoreError",
     "UnsupportedError",
     "__version__",
+    "adaptive_checkpoint",
     "checkpoint",
+    "checkpoint_segment",
     "checkpointed_loop",
     "checkpointed_scan",
     "checkpointed_while",

@@ -7,6 +7,10 @@
     ├── StoreError              a checkpoint could not be written or read
     └── UnsupportedError        this cannot work here; the message says what can
 
+and what it warns of, a `UserWarning`:
+
+    RematWarning                checkpointing was asked for, but has no effect
+
 The judge of schedules adds `remat.schedules.IllegalMoveError` to them. Bad arguments are
 `TypeError` or `ValueError` and name the argument and the value given.
 """
@@ -18,6 +22,7 @@ __all__ = [
     "LoopTransformError",
     "RecomputeMismatchError",
     "RematError",
+    "RematWarning",
     "StoreError",
     "UnsupportedError",
 ]
@@ -45,3 +50,7 @@ class StoreError(RematError):
 
 class UnsupportedError(RematError):
     """What was asked for cannot work here; the message says what to use instead."""
+
+
+class RematWarning(UserWarning):
+    """Checkpointing was asked for, but has no effect here; the message says why."""

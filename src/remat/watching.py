@@ -2,17 +2,24 @@
 
 Engines look up the watchers when a region begins and keep them with it, so that a backward pass
 that runs in another thread reports to the same ones. With nobody watching nothing is counted.
+What everybody should know, watching or not, is a warning, once.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
+import warnings
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Protocol
 
+from .errors import RematWarning
 from .plans.trace import Trace
 
-__all__ = ["Watcher", "start_watching", "stop_watching", "watchers"]
+__all__ = ["Watcher", "start_watching", "stop_watching", "warn_once", "watchers"]
+
+_HERE = str(Path(__file__).parent / "_")[:-1]  # with the separator at its end
 
 
 class Watcher(Protocol):
@@ -38,7 +45,7 @@ class Watcher(Protocol):
         """A region, or a part of it, was computed again; `ops` counts calls (ops, or steps)."""
 
     def traced(self, region: int, trace: Trace) -> None:
-        """This is what the region did, if the engine can tell."""
+        """What the region did, op by op, if the engine can tell."""
 
 
 class _Threads(threading.local):
@@ -60,3 +67,21 @@ def start_watching(watcher: Watcher) -> None:
 
 def stop_watching(watcher: Watcher) -> None:
     _threads.watchers = tuple(w for w in _threads.watchers if w is not watcher)
+
+
+_warned: set[Hashable] = set()
+
+
+def warn_once(key: Hashable, message: str) -> None:
+    """Warn the caller of remat, but of the same thing (the same `key`) only the first time."""
+    if key not in _warned:
+        _warned.add(key)
+        warnings.warn(message, RematWarning, stacklevel=_frames_inside() + 1)
+
+
+def _frames_inside() -> int:
+    """Count the frames from here up to the first that is not remat's own."""
+    count, frame = 0, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        count, frame = count + 1, frame.f_back
+    return count

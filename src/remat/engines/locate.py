@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, cast
 
+from .. import trees
 from ..errors import UnsupportedError
+from ..segments import SegmentOptions
+from ..verification import Verification
 
-__all__ = ["Engine", "engine_for"]
+__all__ = ["Engine", "engine_for", "engine_of_call"]
 
 
 class Engine(Protocol):
@@ -21,7 +25,26 @@ class Engine(Protocol):
         self, condition: Any, function: Any, state: Any, *args: Any, **keywords: Any
     ) -> Any: ...
 
-    def run_segment(self, function: Any, args: Any, kwargs: Any, **keywords: Any) -> Any: ...
+    def run_segment(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: SegmentOptions,
+    ) -> Any:
+        """Call the function; forget what it computes on the way."""
+
+    def checkpoint_tensor(self, tensor: Any, threshold: int | None) -> Any:
+        """Do not hold this tensor, if it has more bytes than `threshold`; return it."""
+
+    def verify(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: SegmentOptions,
+    ) -> Verification:
+        """Run with and without checkpointing, and compare."""
 
     def value_and_grad(
         self, function: Any, wrt: Any, args: Any, kwargs: Any, init_grad: Any
@@ -32,14 +55,77 @@ class Engine(Protocol):
 _FOREIGN = {"torch": "Tensor", "jax": "Array"}
 
 
-def engine_for(leaves: Iterable[Any]) -> Engine:
-    """Return the engine for these values: NumPy unless one of them belongs to another framework."""
+def engine_for(leaves: Iterable[Any], function: Any = None) -> Engine:
+    """Return the engine for these values: NumPy unless one of them belongs to another framework.
+
+    If no value tells, the `function` that gets them may: a module, or what closes over tensors.
+    """
     leaves = list(leaves)
-    for framework, array in _FOREIGN.items():
-        kind = getattr(sys.modules.get(framework), array, None)
+    for framework in _FOREIGN:
+        kind = _array_type(framework)
         if kind is not None and any(isinstance(leaf, kind) for leaf in leaves):
-            raise UnsupportedError(
-                f"this version of remat has no engine for {framework} yet; convert to NumPy "
-                "arrays, or use a version that lists it in its CHANGELOG"
-            )
-    return cast(Engine, importlib.import_module("remat.engines.numpy"))
+            return _load(framework)
+    return _load("torch" if function is not None and _is_of_torch(function, leaves) else "numpy")
+
+
+def engine_of_call(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Engine:
+    """Return the engine for a call; a tensor among the arguments is seen at once."""
+    tensor = _array_type("torch")
+    if tensor is not None:
+        for arg in args:
+            if isinstance(arg, tensor):
+                return _load("torch")
+    elif _array_type("jax") is None:
+        return _load("numpy")
+    return engine_for(trees.flatten((args, kwargs))[0], function)
+
+
+def _load(framework: str) -> Engine:
+    if framework == "jax":
+        raise UnsupportedError(
+            "this version of remat has no engine for jax; convert to NumPy arrays or to tensors "
+            "of torch, or use a version that lists it in its CHANGELOG"
+        )
+    return cast(Engine, importlib.import_module(f"remat.engines.{framework}"))
+
+
+def _array_type(framework: str) -> Any:
+    return getattr(sys.modules.get(framework), _FOREIGN[framework], None)
+
+
+def _is_of_torch(function: Any, leaves: list[Any]) -> bool:
+    torch = sys.modules.get("torch")
+    module = getattr(getattr(torch, "nn", None), "Module", None)
+    if module is None:
+        return False
+    if isinstance(function, module) or isinstance(getattr(function, "__self__", None), module):
+        return True
+    # Arrays tell: nobody has to guess.
+    kinds = (_array_type("torch"), module)
+    return not any(hasattr(leaf, "dtype") for leaf in leaves) and any(
+        isinstance(value, kinds) for value in _nearby(function)
+    )
+
+
+def _nearby(function: Any) -> Iterator[Any]:
+    """Generate what a function refers to directly; what lies deeper is not worth the search."""
+    if isinstance(function, functools.partial):
+        yield from (function.func, *function.args, *function.keywords.values())
+        yield from _nearby(function.func)
+        return
+    owner = getattr(function, "__self__", None)
+    yield from (owner, *getattr(owner, "__dict__", {}).values())
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # a name that has no value yet
+            continue
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    yield from (function.__globals__.get(name) for name in code.co_names)

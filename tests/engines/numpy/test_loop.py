@@ -842,21 +842,6 @@ def test_a_structure_that_changes_on_the_way(schedule) -> None:
         remat.checkpointed_loop(step, {"x": X, "k": 0}, 6, 2, schedule=schedule)
 
 
-def test_tensors_of_torch_are_refused() -> None:
-    torch = pytest.importorskip("torch")
-    tensor = torch.ones(3)
-    for call in (
-        lambda: remat.checkpointed_loop(lambda s: s, tensor, 3),
-        lambda: remat.checkpointed_loop(lambda s: s, (X, [tensor]), 3),
-        lambda: remat.checkpointed_scan(lambda s, x: (s, x), X, torch.ones(3)),
-        lambda: remat.checkpointed_while(lambda s: False, lambda s: s, tensor, 3),
-        lambda: remat.checkpoint(lambda s: s, tensor),
-        lambda: remat.grad(lambda s: s)(tensor),
-    ):
-        with pytest.raises(remat.UnsupportedError, match="torch"):
-            call()
-
-
 # -- progress --------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,12 @@
 from . import rules  # noqa: F401  (importing it is what registers them)
 from .gradient import value_and_grad
 from .loop import run_loop, run_while
-from .segment import run_segment
+from .segment import checkpoint_tensor, run_segment
 
-__all__ = ["run_loop", "run_segment", "run_while", "value_and_grad"]
+__all__ = [
+    "checkpoint_tensor",
+    "run_loop",
+    "run_segment",
+    "run_while",
+    "value_and_grad",
+]

@@ -11,7 +11,8 @@ import numpy as np
 from autograd.tracer import isbox, trace_stack
 
 from ... import trees
-from ...errors import RecomputeMismatchError
+from ...errors import RecomputeMismatchError, UnsupportedError
+from ...segments import SegmentOptions
 from .captures import capture
 from .randomness import Randomness
 from .steps import proves_nothing, read_only
@@ -26,20 +27,19 @@ from .tape import (
 )
 from .whole import run_as_one
 
-__all__ = ["run_segment"]
+__all__ = ["checkpoint_tensor", "run_segment"]
 
 
 def run_segment(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    *,
-    preserve_rng_state: bool,
+    options: SegmentOptions,
 ) -> Any:
     """Call `function`, and forget what it computes on the way."""
     if trace_stack.top < 0:
         return function(*args, **kwargs)
-    segment = _Segment(function, args, kwargs, preserve_rng_state=preserve_rng_state)
+    segment = _Segment(function, args, kwargs, options)
     if not any(map(isbox, segment.values)):
         return function(*args, **kwargs)
     values = iter(run_as_one(segment, segment.values))
@@ -49,10 +49,18 @@ def run_segment(
     return trees.unflatten(segment.result_structure, results)
 
 
+def checkpoint_tensor(tensor: Any, threshold: int | None) -> Any:
+    raise UnsupportedError(
+        "a single NumPy array cannot be checkpointed: who made it is not known any more. Pass the "
+        "function that computes it: remat.checkpoint(fn, x), or for a loop "
+        "remat.checkpointed_loop(step, x, n)"
+    )
+
+
 class _Segment:
     name = "checkpointed call"
 
-    def __init__(self, function: Any, args: Any, kwargs: Any, *, preserve_rng_state: bool) -> None:
+    def __init__(self, function: Any, args: Any, kwargs: Any, options: SegmentOptions) -> None:
         self.holder = [function]
         self.leaves, self.structure = trees.flatten((args, kwargs))
         self.captures = capture([self.holder])
@@ -60,7 +68,9 @@ class _Segment:
         self.inputs = [plain(value) for value in self.values]
         self.captured = [read_only(value) for value in self.inputs[len(self.leaves) :]]
         self.wanted = [is_differentiable(value) for value in self.inputs]
-        self.randomness = Randomness(self.captures.generators) if preserve_rng_state else None
+        self.randomness: Randomness | None = None
+        if options.preserve_rng_state:
+            self.randomness = Randomness(self.captures.generators)
         self.moment = self.randomness.moment() if self.randomness else ()
         self.results: list[Any] = []
         self.result_structure: trees.Structure | None = None

@@ -1,0 +1,89 @@
+"""Segments that belong together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from ..engines.compiling import is_compiling
+from ..reports.ledger import Ledger
+from ..segments import SegmentOptions
+from ..watching import start_watching, stop_watching, watchers
+from .segments import run_segment
+
+__all__ = ["CheckpointGroup"]
+
+
+class CheckpointGroup:
+    """Checkpointed calls that share their options and are counted together.
+
+    Functions may have several outputs. What the segments of the group save is measured while they
+    run, which takes some time: for calls that nobody counts use `checkpoint`.
+
+    >>> import numpy as np
+    >>> import remat
+    >>> group = remat.CheckpointGroup("pairs")
+    >>> def both(x, y):
+    ...     return x * y, x + y
+    >>> def f(x):
+    ...     product, total = group.checkpoint_fn(both, x, 3.0)
+    ...     return np.sum(product + total)
+    >>> remat.grad(f)(np.zeros(2))
+    array([4., 4.])
+    >>> group.calls
+    1
+    """
+
+    def __init__(self, name: str | None = None, *, preserve_rng_state: bool = True) -> None:
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name is text, got {name!r}")
+        self.name = name
+        self.preserve_rng_state = preserve_rng_state
+        self.calls = 0
+        self._ledger = Ledger()
+
+    def checkpoint_fn(self, fn: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Any:
+        """Run `fn(*inputs, **kwargs)` as a checkpointed segment of this group.
+
+        With no input the wrapped function is returned, as by `checkpoint`.
+        """
+        if not callable(fn):
+            raise TypeError(f"fn is a function, got {type(fn).__name__}")
+        if inputs or kwargs:
+            return self._run(fn, *inputs, **kwargs)
+
+        @functools.wraps(fn, updated=())
+        def checkpointed(*args: Any, **keywords: Any) -> Any:
+            return self._run(fn, *args, **keywords)
+
+        return checkpointed
+
+    def memory_saved(self) -> int:
+        """Return by how many bytes the peak of what these segments hold is below a plain pass's."""
+        return self._ledger.memory_saved
+
+    def recompute_count(self) -> int:
+        """Return how often a segment, or a part of one, was computed again."""
+        return sum(totals.recomputed for totals in self._ledger.regions)
+
+    def recompute_seconds(self) -> float:
+        """Return the time that this took."""
+        return sum(totals.seconds for totals in self._ledger.regions)
+
+    def __repr__(self) -> str:
+        return f"CheckpointGroup({self.name!r}, preserve_rng_state={self.preserve_rng_state})"
+
+    def _run(self, fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Any:
+        options = SegmentOptions(self.preserve_rng_state, name=self.name or "")
+        # A compiler runs this once for many calls: there is nothing to count.
+        if is_compiling():
+            return run_segment(fn, inputs, kwargs, options)
+        self.calls += 1
+        if self._ledger in watchers():  # a segment inside another of the same group
+            return run_segment(fn, inputs, kwargs, options)
+        start_watching(self._ledger)
+        try:
+            return run_segment(fn, inputs, kwargs, options)
+        finally:
+            stop_watching(self._ledger)

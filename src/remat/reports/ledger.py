@@ -1,0 +1,206 @@
+"""Adds up what engines tell of regions: what a plain pass would hold, what is held, what ran again.
+
+Engines tell from any thread, and also while Python collects garbage, which may happen in the
+middle of another tale. So a tale is put into a queue, and whoever finds nobody at work enters it
+into the books.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from ..plans.trace import Trace
+
+__all__ = ["Ledger", "RegionTotals"]
+
+_MOST_POINTS = 4096  # of a curve: far more than a picture shows
+
+
+@dataclass(slots=True)
+class RegionTotals:
+    """All runs of the regions of one name together."""
+
+    name: str
+    runs: int = 0
+    recomputed: int = 0  # how often one of them, or a part of it, was computed again
+    ops: int = 0  # that were run for it: ops, calls or steps, as the engine counts
+    seconds: float = 0.0
+
+
+class Ledger:
+    """A watcher that keeps the books; those who read them see all that was told before.
+
+    >>> ledger = Ledger()
+    >>> region = ledger.region_ran("layer")
+    >>> ledger.would_hold("activations", 100)
+    >>> ledger.holds("input", 10)
+    >>> ledger.recomputed(region, 3, 0.5)
+    >>> ledger.plain_peak, ledger.held_peak, ledger.regions
+    (100, 10, [RegionTotals(name='layer', runs=1, recomputed=1, ops=3, seconds=0.5)])
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._queue: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._names: dict[int, str] = {}
+        self._regions: dict[str, RegionTotals] = {}
+        self._plain = _Pile()
+        self._held = _Pile()
+        self._curve = _Curve()
+        self._traces: list[Trace] = []
+
+    def close(self) -> None:
+        """Take no more tales: the numbers stay as they are."""
+        self._is_closed = True
+
+    # -- what engines tell -----------------------------------------------------------------------
+
+    def region_ran(self, name: str) -> int:
+        number = next(self._numbers)
+        self._tell(self._enter_run, number, name)
+        return number
+
+    def would_hold(self, key: Hashable, nbytes: int) -> None:
+        self._tell(self._plain.put, key, nbytes)
+
+    def would_free(self, key: Hashable) -> None:
+        self._tell(self._plain.take, key)
+
+    def holds(self, key: Hashable, nbytes: int) -> None:
+        self._tell(self._held.put, key, nbytes)
+
+    def frees(self, key: Hashable) -> None:
+        self._tell(self._held.take, key)
+
+    def recomputed(self, region: int, ops: int, seconds: float) -> None:
+        self._tell(self._enter_recomputed, region, ops, seconds)
+
+    def traced(self, region: int, trace: Trace) -> None:
+        self._tell(self._traces.append, trace)
+
+    # -- what readers see ------------------------------------------------------------------------
+
+    @property
+    def plain_peak(self) -> int:
+        """The most bytes that a plain pass would have held at a time."""
+        self._settle()
+        return self._plain.peak
+
+    @property
+    def held_peak(self) -> int:
+        """The most bytes that were held at a time."""
+        self._settle()
+        return self._held.peak
+
+    @property
+    def memory_saved(self) -> int:
+        """The difference of the two peaks; negative if checkpointing took more than it saved."""
+        return self.plain_peak - self.held_peak
+
+    @property
+    def regions(self) -> list[RegionTotals]:
+        """What happened under each name, in the order of first runs."""
+        self._settle()
+        return list(self._regions.values())
+
+    @property
+    def curve(self) -> list[tuple[int, int]]:
+        """What a plain pass would have held and what was held, over all that was told."""
+        self._settle()
+        return self._curve.all_points()
+
+    @property
+    def traces(self) -> list[Trace]:
+        """What the regions did, where the engine can tell."""
+        self._settle()
+        return list(self._traces)
+
+    # -- the books -------------------------------------------------------------------------------
+
+    def _tell(self, enter: Callable[..., None], *what: Any) -> None:
+        if self._is_closed:
+            return
+        self._queue.append((enter, what))
+        if self._lock.acquire(blocking=False):
+            try:
+                self._empty_queue()
+            finally:
+                self._lock.release()
+
+    def _settle(self) -> None:
+        with self._lock:
+            self._empty_queue()
+
+    def _empty_queue(self) -> None:
+        while self._queue:
+            enter, what = self._queue.popleft()
+            enter(*what)
+            self._curve.add(self._plain.total, self._held.total)
+
+    def _enter_run(self, number: int, name: str) -> None:
+        self._names[number] = name
+        self._regions.setdefault(name, RegionTotals(name)).runs += 1
+
+    def _enter_recomputed(self, region: int, ops: int, seconds: float) -> None:
+        totals = self._regions[self._names[region]]
+        totals.recomputed += 1
+        totals.ops += ops
+        totals.seconds += seconds
+
+
+class _Pile:
+    """Things by key; what is put there several times counts once until it is taken as often."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.peak = 0
+        self._things: dict[Hashable, tuple[int, int]] = {}  # how often, and bytes
+
+    def put(self, key: Hashable, nbytes: int) -> None:
+        times, known = self._things.get(key, (0, nbytes))
+        self._things[key] = times + 1, known
+        if not times:
+            self.total += nbytes
+            self.peak = max(self.peak, self.total)
+
+    def take(self, key: Hashable) -> None:
+        times, nbytes = self._things.pop(key, (0, 0))  # put before the books were opened: not ours
+        if times > 1:
+            self._things[key] = times - 1, nbytes
+        else:
+            self.total -= nbytes
+
+
+class _Curve:
+    """Two heights over events, in a bounded number of points: each the highest of its stretch."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[int, int]] = []
+        self._stretch = 1  # events in a point
+        self._open: tuple[int, int] = (0, 0)
+        self._events = 0  # in the open point
+
+    def add(self, plain: int, held: int) -> None:
+        self._open = _higher(self._open, (plain, held)) if self._events else (plain, held)
+        self._events += 1
+        if self._events < self._stretch:
+            return
+        self._points.append(self._open)
+        self._events = 0
+        if len(self._points) == _MOST_POINTS:
+            self._points = list(map(_higher, self._points[::2], self._points[1::2]))
+            self._stretch *= 2
+
+    def all_points(self) -> list[tuple[int, int]]:
+        return [*self._points, *([self._open] if self._events else [])]
+
+
+def _higher(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return max(one[0], other[0]), max(one[1], other[1])
