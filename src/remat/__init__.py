@@ -12,6 +12,7 @@ from .errors import (
 from .faces.gradients import grad, value_and_grad
 from .faces.groups import CheckpointGroup
 from .faces.loops import checkpointed_loop, checkpointed_scan, checkpointed_while
+from .faces.scopes import CheckpointNode, CheckpointScope, is_checkpoint, mark_checkpoint
 from .faces.segments import adaptive_checkpoint, checkpoint, checkpoint_segment
 from .schedules import (
     compute_checkpoint_positions,
@@ -26,6 +27,8 @@ __version__ = "0.1.0"
 __all__ = [
     "BudgetTooSmallError",
     "CheckpointGroup",
+    "CheckpointNode",
+    "CheckpointScope",
     "LoopTransformError",
     "RecomputeMismatchError",
     "RematError",
@@ -43,6 +46,8 @@ __all__ = [
     "estimate_checkpoint_savings",
     "get_memory_savings",
     "grad",
+    "is_checkpoint",
+    "mark_checkpoint",
     "plan_loop",
     "should_checkpoint",
     "value_and_grad",

@@ -13,7 +13,7 @@ from ..errors import UnsupportedError
 from ..segments import SegmentOptions
 from ..verification import Verification
 
-__all__ = ["Engine", "engine_for", "engine_of_call"]
+__all__ = ["Engine", "ScopeEngine", "engine_for", "engine_of_call", "engine_with_scopes"]
 
 
 class Engine(Protocol):
@@ -51,6 +51,20 @@ class Engine(Protocol):
     ) -> Any: ...
 
 
+class ScopeEngine(Protocol):
+    """What an engine brings that can watch ops as they run."""
+
+    def open_scope(self, name: str, *, hold: bool) -> Any:
+        """Begin a region; hold what plain autograd holds, or forget it."""
+
+    def close_scope(self, scope: Any, *, quiet: bool) -> None: ...
+
+    def mark(self, tensor: Any) -> Any:
+        """Hold this tensor; return it."""
+
+    def is_marked(self, tensor: Any) -> bool: ...
+
+
 # The array type that tells a framework, looked up only if the framework has been imported.
 _FOREIGN = {"torch": "Tensor", "jax": "Array"}
 
@@ -82,6 +96,17 @@ def engine_of_call(
     return engine_for(trees.flatten((args, kwargs))[0], function)
 
 
+def engine_with_scopes() -> ScopeEngine:
+    """Return the engine that watches ops as they run: that of PyTorch, if the program uses it."""
+    if "torch" not in sys.modules:
+        raise UnsupportedError(
+            "scopes and marks work on tensors of PyTorch, and torch is not imported; for NumPy "
+            "wrap the computation in a function and use remat.checkpoint(fn, *inputs)"
+        )
+    return cast(ScopeEngine, _load("torch"))
+
+
+@functools.cache
 def _load(framework: str) -> Engine:
     if framework == "jax":
         raise UnsupportedError(

@@ -1,5 +1,13 @@
 """The PyTorch engine: record ops, forget what they made, and replay them on the way back."""
 
-from .segment import run_segment
+from .scope import close_scope, open_scope
+from .segment import checkpoint_tensor, is_marked, mark, run_segment
 
-__all__ = ["run_segment"]
+__all__ = [
+    "checkpoint_tensor",
+    "close_scope",
+    "is_marked",
+    "mark",
+    "open_scope",
+    "run_segment",
+]

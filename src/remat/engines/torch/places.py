@@ -57,12 +57,15 @@ def _nearest(frame: Any) -> tuple[Any, ref[torch.nn.Module] | None]:
     return frame, module
 
 
-def describe(place: Place) -> str:
-    """Return a place in words: function, module, file, line and its text."""
+def describe(place: Place, *, with_module: bool = True) -> str:
+    """Return a place in words: function, module, file, line and its text.
+
+    To find a module's path takes a look at every object of the process: that is for errors.
+    """
     code, instruction, reference = place
     line = _line_of(code, instruction)
     text = linecache.getline(code.co_filename, line).strip()
-    module = reference() if reference is not None else None
+    module = reference() if with_module and reference is not None else None
     inside = f" of module {_path_of(module)}" if module is not None else ""
     return f"{code.co_qualname}{inside}, {code.co_filename}:{line}" + (f": {text}" if text else "")
 
@@ -75,10 +78,7 @@ def _line_of(code: CodeType, instruction: int) -> int:
 
 
 def _path_of(module: torch.nn.Module) -> str:
-    """Return the longest dotted path to a module from a module that contains it.
-
-    This looks at every object of the process: it is for error messages.
-    """
+    """Return the longest dotted path to a module from a module that contains it."""
     paths = [
         name
         for root in gc.get_objects()

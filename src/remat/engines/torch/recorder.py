@@ -18,12 +18,14 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...watching import watchers
 from .kinds import Kind, is_ordinary, kind_of, kinds
 from .places import here
 from .randomness import generator_of
 from .records import Op, Piece, State, View, alias, fresh_copy, version_of
 from .regions import Handle, Region, unpack
 from .replay import flat
+from .watch import Watch, WatchedHandle
 
 __all__ = ["Recorder", "recorder_of_this_thread"]
 
@@ -37,6 +39,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.opened: list[Region] = []
         self.region: Region  # the innermost of them
+        self.idle = 0  # regions that are open, but record nothing because gradients are off
         self._states: dict[int, State] = {}  # by the note on their storage
         self._outside: dict[int, State] = {}  # by id, for leaves, which are held, so ids stay
         self._ops = 0
@@ -54,6 +57,9 @@ class Recorder(TorchDispatchMode):
 
     def open(self, region: Region) -> None:
         region.start = self._ops
+        watching = watchers()
+        if watching:
+            region.watch = Watch(region.name, watching)
         if self.opened:
             region.parent = self.region
             self.region.children = (*self.region.children, ref(region))
@@ -64,16 +70,21 @@ class Recorder(TorchDispatchMode):
         self.region = region
 
     def close(self, region: Region) -> None:
+        if region not in self.opened:
+            return  # an outer one was closed before it, and took it along
         while self.opened.pop() is not region:
-            pass  # inner ones that an error left open
+            pass  # inner ones that were left open
         if self.opened:
             self.region = self.opened[-1]
-            return
-        self._hooks.__exit__()
-        self.__exit__(None, None, None)
-        del self.region
-        self._states = {}
-        self._outside = {}
+        else:
+            self._hooks.__exit__()
+            self.__exit__(None, None, None)
+            del self.region
+        if region.watch is not None:
+            region.watch.closed(region)
+        if not self.opened:
+            self._states = {}
+            self._outside = {}
 
     # What autograd saves.
 
@@ -82,16 +93,24 @@ class Recorder(TorchDispatchMode):
         state = piece if type(piece) is State else piece.state
         state.read = True
         region = self.region
-        if piece is state and state.outside and region.watch is None:
+        watch = region.watch
+        if piece is state and state.outside and watch is None:
             return state  # it stays held, so it serves as its own handle
-        handle = Handle(piece, region)
-        if state.held is None:
+        handle = Handle(piece, region) if watch is None else WatchedHandle(piece, region)
+        if not state.outside:
             region.all_handles.append(ref(handle))
-            if region.room is not None:
+            if region.room is not None and state.held is None:
                 region.hold_if_there_is_room(handle, tensor)
-        if region.watch is not None:
-            region.watch.saved(handle)
+        if watch is not None:
+            watch.saved(handle, tensor)
         return handle
+
+    def hold(self, tensor: Tensor) -> None:
+        """Hold what a tensor is now, although it could be computed again."""
+        piece = self.piece(tensor)
+        state = piece if type(piece) is State else piece.state
+        if state.held is None:
+            self._hold(state, tensor)
 
     # What ops do. This runs for every op: it is long so that it need not call for the usual ones.
 
@@ -141,8 +160,9 @@ class Recorder(TorchDispatchMode):
         made += self._made_several(out, op)
         if random is not None:
             self._keep_what_was_drawn(op, made)
-        if self.region.watch is not None:
-            self.region.watch.ran(op, made, seconds)
+        for region in self.opened:
+            if region.watch is not None:
+                region.watch.ran(op, made, seconds)
         return out
 
     def _run_view(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -192,7 +212,8 @@ class Recorder(TorchDispatchMode):
         """Note a tensor whose bytes come from outside, or were written unseen: it is held."""
         state = self._new_state(tensor)
         state.outside = True
-        if tensor.requires_grad and tensor.grad_fn is None:
+        state.leaf = tensor.grad_fn is None
+        if state.leaf and tensor.requires_grad:
             state.held = tensor
             state.held_version = state.version
             self._outside[id(tensor)] = state
@@ -278,7 +299,7 @@ class Recorder(TorchDispatchMode):
     def _after_write(self, op: Op, key: Any, tensor: Tensor, before: State) -> State:
         after = self._new_state(tensor)
         after.version += 1  # autograd counts the write when we are done with it
-        after.outside = before.outside
+        after.outside, after.leaf = before.outside, before.leaf
         if before.outside or op.kind.opaque:
             after.hold(alias(tensor))
             after.held_version += 1

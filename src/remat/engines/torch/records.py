@@ -38,6 +38,7 @@ class State:
         "blank",
         "held",
         "held_version",
+        "leaf",
         "op",
         "output",
         "outside",
@@ -56,6 +57,7 @@ class State:
         self.held: Tensor | None = None
         self.argument: tuple[Any, int] | None = None
         self.blank = False  # nothing that we saw has been written to it
+        self.leaf = False  # a parameter or an input: there in any case
         self.outside = False  # the bytes belong to somebody else: never drop them
         self.read = False  # an op or autograd refers to it
 

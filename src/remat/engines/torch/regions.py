@@ -64,11 +64,14 @@ class Region:
         self._lock = threading.Lock()
         if room is not None:
             self._held: set[State] = set()
+            self._dropped: set[State] = set()
 
     # In the forward pass.
 
     def hold_if_there_is_room(self, handle: Handle, tensor: Tensor) -> None:
         assert self.room is not None
+        if handle.state in self._dropped:
+            return
         if handle.state not in self._held:
             self._held.add(handle.state)
             self.room -= tensor.untyped_storage().nbytes()
@@ -78,13 +81,31 @@ class Region:
             self.room = None
             self._held.clear()
             for other in self.handles():
-                other.tensor, other.kept = None, False
+                self._drop(other)
 
     def drop(self, state: State) -> None:
-        """Do not hold this state any longer."""
+        """Do not hold this state, now or later."""
+        if self.room is not None:
+            self._dropped.add(state)
         for handle in self.handles():
             if handle.state is state:
-                handle.tensor, handle.kept = None, False
+                self._drop(handle)
+
+    def drop_all(self) -> None:
+        """Hold nothing of what can be computed again."""
+        for handle in self.handles():
+            self._drop(handle)
+            if handle.state.op is not None:
+                handle.state.held = None
+
+    def _drop(self, handle: Handle) -> None:
+        handle.tensor, handle.kept = None, False
+        if self.watch is not None:
+            self.watch.lost(handle)
+
+    def forgot_nothing(self) -> bool:
+        """Return whether all was held although there was no room for it."""
+        return self.room is None and all(h.state.held is not None for h in self.handles())
 
     def handles(self) -> Iterator[Handle]:
         """Yield the handles that autograd still holds."""
@@ -100,11 +121,14 @@ class Region:
         with self._lock:
             current = _current_pass()
             if current in (-1, self._pass):  # asked once more, or outside of any pass
-                return self._compute([handle.piece])[0]
-            if handle.tensor is None:
-                self._compute_all(current)
-            tensor, handle.tensor = handle.tensor, None
+                tensor: Tensor | None = self._compute([handle.piece])[0]
+            else:
+                if handle.tensor is None:
+                    self._compute_all(current)
+                tensor, handle.tensor = handle.tensor, None
             assert tensor is not None
+            if self.watch is not None:
+                self.watch.handed_over()
             return tensor
 
     def _compute_all(self, current: int) -> None:
@@ -116,6 +140,8 @@ class Region:
         tensors = iter(self._compute(wanted))
         for handle, tensor in zip(handles, tensors, strict=False):
             handle.tensor = tensor
+            if self.watch is not None:
+                self.watch.got(handle, tensor)
         for region, states in starts:
             region._inputs = dict(zip(states, tensors, strict=False))
         self._pass = current
@@ -139,7 +165,10 @@ class Region:
                 self._compute_all(current)
             found = dict(inner._inputs)
             missing = [state for state in states if state not in found]
-            found.update(zip(missing, self._compute(list(missing)), strict=True))
+            if missing:
+                found.update(zip(missing, self._compute(list(missing)), strict=True))
+            if self.watch is not None:
+                self.watch.handed_over()
             return [found[state] for state in states]
 
     def starts(self) -> list[State]:
@@ -151,11 +180,30 @@ class Region:
                 wanted += region.starts()
         return needs(wanted, self.start, {}).outer
 
+    def held(self) -> list[Tensor]:
+        """Return what is held of what was made in here, each once."""
+        found: dict[State, Tensor] = {}
+        for handle in self.handles():
+            tensor = handle.state.held if handle.tensor is None else handle.tensor
+            if tensor is not None:
+                found.setdefault(handle.state, tensor)
+        return list(found.values())
+
+    def recompute(self) -> list[Tensor]:
+        """Return what was forgotten and is still to be asked for, computed now, each once."""
+        with self._lock:
+            forgotten = (h for h in self.handles() if h.tensor is None and h.state.held is None)
+            return self._compute(
+                list({handle.state: handle.piece for handle in forgotten}.values())
+            )
+
     def _end_of_pass(self) -> None:
         self._inputs = Region._inputs
         for handle in self.handles():
             if not handle.kept:
-                handle.tensor = None
+                self._drop(handle)
+        if self.watch is not None:
+            self.watch.end_of_pass()
 
 
 _current_pass = torch._C._current_graph_task_id
@@ -166,6 +214,8 @@ def unpack(packed: Handle | State) -> Tensor:
     if type(packed) is State:
         return value_of(packed)
     assert isinstance(packed, Handle)
+    if packed.region.watch is not None:
+        packed.region.watch.used(packed)
     tensor = packed.tensor
     if tensor is not None:
         if not packed.kept:

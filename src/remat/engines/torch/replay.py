@@ -36,9 +36,9 @@ class Needs(NamedTuple):
 
 # Autograd, autocast, transforms and modes: a replay passes them by.
 _after_views = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.ADInplaceOrView)
-NOT_OURS = (
-    torch._C._dispatch_keyset_full() - _after_views
-) | torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
+NOT_OURS = (torch._C._dispatch_keyset_full() - _after_views) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.Python
+)
 
 
 def needs(wanted: Iterable[Piece], start: int, given: Mapping[State, Any]) -> Needs:

@@ -1,4 +1,4 @@
-"""A checkpointed call."""
+"""Regions of a program: checkpointed calls and scopes, and tensors singled out in them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,25 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from ...errors import UnsupportedError
 from ...segments import SegmentOptions
-from .recorder import recorder_of_this_thread
+from ...watching import warn_once
+from .recorder import Recorder, recorder_of_this_thread
+from .records import State
 from .regions import Region
+from .watch import nbytes_of
 
-__all__ = ["run_segment"]
+__all__ = [
+    "checkpoint_tensor",
+    "close_region",
+    "is_marked",
+    "mark",
+    "open_region",
+    "run_segment",
+]
 
 
 def run_segment(
@@ -21,16 +34,102 @@ def run_segment(
     options: SegmentOptions,
 ) -> Any:
     """Call `function`, keep its inputs and forget what lies between."""
-    if not torch.is_grad_enabled():
-        return function(*args, **kwargs)
-    region = Region(
-        options.name,
-        preserve_rng_state=options.preserve_rng_state,
-        room=options.threshold,
+    region = open_region(
+        options.name, preserve_rng_state=options.preserve_rng_state, room=options.threshold
     )
-    recorder = recorder_of_this_thread()
-    recorder.open(region)
     try:
         return function(*args, **kwargs)
     finally:
-        recorder.close(region)
+        close_region(region, function)
+
+
+def open_region(
+    name: str, *, preserve_rng_state: bool = True, room: float | None = None
+) -> Region | None:
+    """Begin a region; None if no gradient is recorded, so that there is nothing to forget."""
+    recorder = recorder_of_this_thread()
+    if not torch.is_grad_enabled():
+        recorder.idle += 1
+        return None
+    if torch._C._are_functorch_transforms_active():
+        raise UnsupportedError(
+            "checkpointing does not work under the transforms of torch.func (grad, vjp, vmap, "
+            "jvp), which allow no hooks on saved tensors; use torch.autograd.grad or .backward(), "
+            "or call the function without checkpointing"
+        )
+    region = Region(name, preserve_rng_state=preserve_rng_state, room=room)
+    recorder.open(region)
+    return region
+
+
+def close_region(region: Region | None, what: Any) -> None:
+    """End a region. If it had no effect, warn, but only once of the same `what`; None: do not."""
+    recorder = recorder_of_this_thread()
+    if region is None:
+        recorder.idle -= 1
+        if what is not None:
+            _warn(what, "gradients are switched off here (torch.no_grad or inference mode)")
+        return
+    recorder.close(region)
+    if what is not None and not region.children and region.forgot_nothing():
+        _warn(what, _why_nothing(region))
+
+
+def _why_nothing(region: Region) -> str:
+    if region.all_handles:
+        return "all that it could forget is marked with mark_checkpoint, or cannot be recomputed"
+    return (
+        "nothing that it computes is needed for gradients: none of its inputs and parameters "
+        "requires grad, or its ops need only what comes from outside"
+    )
+
+
+def _warn(what: Any, why: str) -> None:
+    key = getattr(what, "__code__", None) or (what if isinstance(what, str) else type(what))
+    name = what if isinstance(what, str) else getattr(what, "__qualname__", type(what).__name__)
+    warn_once((key, why), f"checkpointing {name} saved nothing: {why}")
+
+
+def checkpoint_tensor(tensor: Tensor, threshold: int | None) -> Tensor:
+    """Do not hold this tensor, if it has more bytes than `threshold`."""
+    recorder = recorder_of_this_thread()
+    if not recorder.opened:
+        if recorder.idle:
+            return tensor
+        raise UnsupportedError(
+            "checkpoint(tensor) works inside of a scope or segment, which knows how the tensor was "
+            "made; here there is none. Use `with remat.CheckpointScope(name):` around the code "
+            "that makes it, or remat.checkpoint(fn, *inputs)"
+        )
+    if threshold is not None and nbytes_of(tensor) <= threshold:
+        return tensor
+    _marked.pop(tensor, None)
+    state = _state_of(recorder, tensor)
+    if state.op is not None:
+        state.held = None
+        for region in recorder.opened:
+            region.drop(state)
+    return tensor
+
+
+def mark(tensor: Tensor) -> Tensor:
+    """Hold this tensor; what follows is computed again from here."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"mark_checkpoint takes a tensor, got {type(tensor).__name__}")
+    _marked[tensor] = True
+    recorder = recorder_of_this_thread()
+    if recorder.opened:
+        recorder.hold(tensor)
+    return tensor
+
+
+def is_marked(tensor: Tensor) -> bool:
+    return isinstance(tensor, Tensor) and tensor in _marked
+
+
+_marked: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _state_of(recorder: Recorder, tensor: Tensor) -> State:
+    piece = recorder.piece(tensor)
+    return piece if isinstance(piece, State) else piece.state

@@ -1,0 +1,55 @@
+"""A region that is opened and closed by hand, and what can be seen of it from outside."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from weakref import ref
+
+from torch import Tensor
+
+from .regions import Region
+from .segment import close_region, open_region
+
+__all__ = ["Scope", "close_scope", "open_scope"]
+
+
+class Scope:
+    """A view of a region that does not keep it alive: that is up to its backward pass."""
+
+    def __init__(self, name: str, *, hold: bool) -> None:
+        self.name = name
+        self._open = open_region(name, room=math.inf if hold else None)
+        self.records = self._open is not None
+        self._region: Any = (lambda: None) if self._open is None else ref(self._open)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._region() is not None
+
+    def close(self, *, quiet: bool) -> None:
+        region, self._open = self._open, None
+        close_region(region, None if quiet else f"scope {self.name!r}")
+
+    def held(self) -> list[Tensor]:
+        """Return what the region holds of what was made in it."""
+        region: Region | None = self._region()
+        return [] if region is None else region.held()
+
+    def recompute(self) -> list[Tensor]:
+        """Return what the region has forgotten and autograd will ask for, computed now."""
+        region: Region | None = self._region()
+        return [] if region is None else region.recompute()
+
+    def drop(self) -> None:
+        region: Region | None = self._region()
+        if region is not None:
+            region.drop_all()
+
+
+def open_scope(name: str, *, hold: bool) -> Scope:
+    return Scope(name, hold=hold)
+
+
+def close_scope(scope: Scope, *, quiet: bool) -> None:
+    scope.close(quiet=quiet)
