@@ -11,8 +11,8 @@ that everything is freed by reference counting as soon as nobody needs it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, final
 from weakref import ref
 
 import torch
@@ -25,6 +25,7 @@ from .places import Place
 __all__ = ["Op", "Piece", "State", "View", "alias", "fresh_copy", "over", "version_of"]
 
 
+@final
 class State:
     """What the bytes of a storage were between two writes.
 
@@ -49,7 +50,7 @@ class State:
     )
 
     def __init__(self, tensor: Tensor, version: int, op: Op | None = None, output: int = 0) -> None:
-        self.tensor = ref(tensor)  # the one that was made with it, as long as it lives
+        self.tensor: Callable[[], Tensor | None] = ref(tensor)  # the one that was made with it, as long as it lives
         self.size = tensor.shape
         self.version = version  # of the tensors over it, so that a write that we missed shows
         self.op = op
@@ -67,6 +68,7 @@ class State:
         self.held_version = version_of(tensor)
 
 
+@final
 class View:
     """Another tensor over a state: where it begins, its shape, strides and type."""
 
@@ -102,7 +104,7 @@ def over(piece: Piece, base: Tensor) -> Tensor:
 class Op(NamedTuple):
     """A call of an operator, with pieces in place of tensors."""
 
-    index: int
+    number: int
     kind: Kind
     args: list[Any]
     keywords: dict[str, Any] | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import ChainMap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +42,7 @@ NOT_OURS = (torch._C._dispatch_keyset_full() - _after_views) | torch._C.Dispatch
 
 
 def needs(wanted: Iterable[Piece], start: int, given: Mapping[State, Any]) -> Needs:
-    """Find the ops from number `start` on that lead from what is held or given to what is wanted."""
+    """Find the ops, from number `start` on, that lead from what is there to what is wanted."""
     uses: dict[State, int] = {}
     needed: dict[int, Needed] = {}
     outer: list[State] = []
@@ -56,15 +56,15 @@ def needs(wanted: Iterable[Piece], start: int, given: Mapping[State, Any]) -> Ne
         if state.held is not None or state in given:
             continue
         op = state.op
-        if op is None or op.index < start:
+        if op is None or op.number < start:
             outer.append(state)
-        elif op.index in needed:
-            needed[op.index].makes.append(state)
+        elif op.number in needed:
+            needed[op.number].makes.append(state)
         else:
             reads = op.reads()
-            needed[op.index] = Needed(op, [state], reads)
+            needed[op.number] = Needed(op, [state], reads)
             stack += reads
-    return Needs([needed[index] for index in sorted(needed)], outer, uses)
+    return Needs([needed[number] for number in sorted(needed)], outer, uses)
 
 
 def replay(
@@ -110,7 +110,7 @@ def _run(
     given: Mapping[State, Tensor],
 ) -> None:
     """Run an op again and put what it makes among the values."""
-    source: Mapping[State, Tensor] = values
+    source: MutableMapping[State, Tensor] = values
     if op.kind.writes:
         for state in states:
             if state.argument is not None:

@@ -29,6 +29,11 @@ class WatchedHandle(Handle):
 
     __slots__ = ("held_key", "nbytes", "plain_key", "value")
 
+    value: int  # its number in the trace
+    plain_key: int | None  # the memory that a plain pass holds for it, if any
+    held_key: int | None  # the memory that is held for it now, if any
+    nbytes: int
+
     def __del__(self) -> None:
         self.region.watch.released(self)
 
@@ -125,7 +130,7 @@ class Watch:
                 watcher.would_free(handle.plain_key)
 
     def replaying(self, values: Mapping[State, Tensor]) -> None:
-        """This is what a replay holds now."""
+        """Tell what a replay holds now."""
         for state in self._live.keys() - values.keys():
             self._frees(self._live.pop(state))
         for state in values.keys() - self._live.keys():
