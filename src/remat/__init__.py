@@ -13,6 +13,7 @@ from .faces.gradients import grad, value_and_grad
 from .faces.groups import CheckpointGroup
 from .faces.loops import checkpointed_loop, checkpointed_scan, checkpointed_while
 from .faces.segments import adaptive_checkpoint, checkpoint, checkpoint_segment
+from .reports.profiler import CheckpointProfiler
 from .schedules import (
     compute_checkpoint_positions,
     estimate_checkpoint_savings,
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BudgetTooSmallError",
     "CheckpointGroup",
+    "CheckpointProfiler",
     "LoopTransformError",
     "RecomputeMismatchError",
     "RematError",
