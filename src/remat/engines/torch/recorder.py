@@ -171,6 +171,9 @@ class Recorder(TorchDispatchMode):
         self._ops += 1
         made = [(self._after_write(op, *write), write[1]) for write in written]
         made += self._made_several(out, op)
+        if kind.saved_early:
+            for (_, _, before), (after, _) in zip(written, made, strict=False):
+                self.region.hand_over(before, after)
         if random is not None:
             self._keep_what_was_drawn(random[1], made)
         for region in self.opened:
@@ -211,6 +214,9 @@ class Recorder(TorchDispatchMode):
                 return self._sibling(state, tensor)
             if state.version != tensor._version:
                 return self._meet(tensor)  # somebody wrote to it unseen
+            if state.fragile and state.held is not None:
+                state.fragile = False
+                state.hold(fresh_copy(state.held))
         elif state.blank:
             self._keep_blank(state, tensor)
             return state
@@ -352,6 +358,7 @@ class Recorder(TorchDispatchMode):
         if before.outside or op.kind.opaque:
             after.hold(alias(tensor))
             after.held_version = after.version
+            after.fragile = before.leaf
         else:
             after.op = op
             after.argument = key

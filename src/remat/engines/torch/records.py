@@ -37,6 +37,7 @@ class State:
     __slots__ = (
         "argument",
         "blank",
+        "fragile",
         "held",
         "held_storage",
         "held_version",
@@ -63,6 +64,7 @@ class State:
         self.siblings: list[State] | None = None  # other tensors from outside over the same bytes
         self.argument: tuple[Any, int] | None = None
         self.blank = False  # nothing that we saw has been written to it
+        self.fragile = False  # a buffer that is written to again and again: copy it when it is read
         self.leaf = False  # a parameter or an input: there in any case
         self.outside = False  # the bytes belong to somebody else: never drop them
         self.read = False  # an op or autograd refers to it

@@ -103,6 +103,13 @@ class Region:
         if self.watch is not None:
             self.watch.lost(handle)
 
+    def hand_over(self, before: State, after: State) -> None:
+        """Let handles of a state be of another one that has taken its place."""
+        for handle in self.handles():
+            if handle.piece is before:
+                handle.piece = after
+                self._drop(handle)
+
     def forgot_nothing(self) -> bool:
         """Return whether all was held although there was no room for it."""
         return self.room is None and all(h.state.held is not None for h in self.handles())
