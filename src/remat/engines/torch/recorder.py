@@ -353,7 +353,9 @@ class Recorder(TorchDispatchMode):
         return piece if type(piece) is State else piece.state
 
     def _after_write(self, op: Op, key: Any, tensor: Tensor, before: State) -> State:
-        after = State(tensor, version_of(tensor) + 1)  # autograd counts the write after us
+        # Autograd counts the write when we are done, but not that to what it has saved already.
+        counted = not (op.kind.saved_early and key[0] == _NOISE)
+        after = State(tensor, version_of(tensor) + counted)
         after.outside, after.leaf = before.outside, before.leaf
         if before.outside or op.kind.opaque:
             after.hold(alias(tensor))
@@ -404,6 +406,7 @@ def recorder_of_this_thread() -> Recorder:
 
 _threads = threading.local()
 _LISTS = (list, tuple)
+_NOISE = 1  # the argument of rrelu_with_noise
 _notes = itertools.count()  # numbers that no two recordings share
 _new_op = tuple.__new__  # quicker than Op(), which parses its arguments
 
