@@ -13,6 +13,7 @@ from .faces.gradients import grad, value_and_grad
 from .faces.groups import CheckpointGroup
 from .faces.loops import checkpointed_loop, checkpointed_scan, checkpointed_while
 from .faces.segments import adaptive_checkpoint, checkpoint, checkpoint_segment
+from .faces.verifying import verify
 from .reports.profiler import CheckpointProfiler
 from .schedules import (
     compute_checkpoint_positions,
@@ -21,6 +22,7 @@ from .schedules import (
     plan_loop,
     should_checkpoint,
 )
+from .verification import Verification
 
 __version__ = "0.1.0"
 
@@ -34,6 +36,7 @@ __all__ = [
     "RematWarning",
     "StoreError",
     "UnsupportedError",
+    "Verification",
     "__version__",
     "adaptive_checkpoint",
     "checkpoint",
@@ -48,4 +51,5 @@ __all__ = [
     "plan_loop",
     "should_checkpoint",
     "value_and_grad",
+    "verify",
 ]
