@@ -18,6 +18,7 @@ class Kind:
     __slots__ = (
         "blank",
         "call",
+        "counts",
         "dropout",
         "fills",
         "fresh",
@@ -43,6 +44,7 @@ class Kind:
         self.dropout: int | None = None
         self.hidden_writes: tuple[tuple[int, ...], int] | None = None
         self.saved_early = False  # autograd saves an argument before the op writes to it
+        self.counts = False  # counts its writes by itself: those to lists of tensors
         self.opaque = True  # not to be trusted to repeat itself
         if isinstance(func, torch._ops.OpOverload):
             self._read_schema(func)
@@ -61,6 +63,11 @@ class Kind:
         self.writes = tuple(
             argument.name if argument.kwarg_only else number
             for number, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        self.counts = any(
+            "List" in str(argument.type)
+            for argument in schema.arguments
             if argument.alias_info is not None and argument.alias_info.is_write
         )
         aliases = [out.alias_info is not None for out in schema.returns]

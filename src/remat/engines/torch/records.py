@@ -12,6 +12,7 @@ that everything is freed by reference counting as soon as nobody needs it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, final
 from weakref import ref
 
@@ -22,7 +23,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .kinds import Kind, is_ordinary
 from .places import Place
 
-__all__ = ["Op", "Piece", "State", "View", "alias", "fresh_copy", "over", "version_of"]
+__all__ = [
+    "Op",
+    "Piece",
+    "State",
+    "View",
+    "alias",
+    "counting_writes",
+    "fresh_copy",
+    "over",
+    "version_of",
+]
 
 
 @final
@@ -151,15 +162,19 @@ def _states_in(values: Iterable[Any]) -> Iterator[State]:
             yield from _states_in(value)
 
 
-_VIEWS = torch._C.DispatchKey.ADInplaceOrView
-_counting = torch._C._SetExcludeDispatchKeyGuard
+def counting_writes() -> AbstractContextManager[None]:
+    """Switch on, below autograd, the layer that counts writes and shares the counters of views."""
+    guard: AbstractContextManager[None] = torch._C._SetExcludeDispatchKeyGuard(
+        torch._C.DispatchKey.ADInplaceOrView, False
+    )
+    return guard
 
 
 def alias(tensor: Tensor) -> Tensor:
     """Return the same bytes and version counter without the history, unseen by any mode."""
     if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
         # An op is being dispatched, perhaps, below the layer that shares the counter.
-        with torch._C._DisableTorchDispatch(), _counting(_VIEWS, False):
+        with torch._C._DisableTorchDispatch(), counting_writes():
             return tensor.detach()
     with _disable_current_modes():
         return tensor.detach()
