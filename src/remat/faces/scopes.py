@@ -87,6 +87,7 @@ class CheckpointScope:
     """
 
     def __init__(self, name: str, enabled: bool = True, use_recomputation: bool = True) -> None:
+        _refuse_compiler()
         if not isinstance(name, str):
             raise TypeError(f"name is text, got {type(name).__name__}")
         self.name = name
@@ -101,12 +102,7 @@ class CheckpointScope:
         return list(self._nodes)
 
     def __enter__(self) -> Self:
-        if is_compiling():
-            raise UnsupportedError(
-                "CheckpointScope does not work inside of torch.compile; wrap the code in a "
-                "function and use remat.checkpoint(fn, *inputs), which the compiler understands, "
-                "or put the scope around the call of the compiled function"
-            )
+        _refuse_compiler()
         stack = self._entered.__dict__.setdefault("stack", [])
         if not self.is_enabled:
             stack.append(None)
@@ -134,6 +130,15 @@ class CheckpointScope:
         return (
             f"CheckpointScope({self.name!r}, enabled={self.is_enabled}, "
             f"use_recomputation={self.use_recomputation})"
+        )
+
+
+def _refuse_compiler() -> None:
+    if is_compiling():
+        raise UnsupportedError(
+            "CheckpointScope does not work inside of torch.compile; wrap the code in a function "
+            "and use remat.checkpoint(fn, *inputs), which the compiler understands, or put the "
+            "scope around the call of the compiled function"
         )
 
 

@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import Any
 from weakref import ref
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -78,9 +77,7 @@ class Recorder(TorchDispatchMode):
             raise UnsupportedError(
                 f"checkpointing needs hooks on saved tensors, which are switched off here: {error}"
             ) from error
-        # What __enter__ does beyond this is to set flags, for all threads, by which a compiler
-        # sees that a mode is on; it need not care about ours.
-        torch._C._push_on_torch_dispatch_stack(self)
+        self.__enter__()
 
     def close(self, region: Region) -> None:
         if self.opened and self.opened[-1] is region:
@@ -93,7 +90,7 @@ class Recorder(TorchDispatchMode):
         if self.opened:
             self.region = self.opened[-1]
         else:
-            torch._C._pop_torch_dispatch_stack(None)
+            self.__exit__(None, None, None)
             self._hooks.__exit__()
             del self.region
         if region.watch is not None:
