@@ -128,6 +128,7 @@ class Recorder(TorchDispatchMode):
                 self._meet(tensor)  # its shape is forgotten: from here on it is one from outside
             else:
                 state.hold(alias(made))
+                self.region.marks = (*self.region.marks, state)
 
     # What ops do. This runs for every op: it is long so that it need not call for the usual ones.
 
@@ -395,7 +396,9 @@ class Recorder(TorchDispatchMode):
             if isinstance(args[number], Tensor) and self._known(args[number]) is not None:
                 self._before_write(kind, args[number], alone=False)
                 del args[number].untyped_storage()._remat
-        return tuple(None if number in numbers else arg for number, arg in enumerate(args))
+        return tuple(
+            _instead(arg, args[0]) if number in numbers else arg for number, arg in enumerate(args)
+        )
 
     def _keep_what_was_drawn(
         self, generator_state: Tensor, made: list[tuple[State, Tensor]]
@@ -423,6 +426,16 @@ _LISTS = (list, tuple)
 _NOISE = 1  # the argument of rrelu_with_noise
 _notes = itertools.count()  # numbers that no two recordings share
 _new_op = tuple.__new__  # quicker than Op(), which parses its arguments
+
+
+def _instead(statistics: Any, values: Tensor) -> State | None:
+    """Return what a replay gives in place of statistics: nothing, or a copy if types are mixed."""
+    if not isinstance(statistics, Tensor) or statistics.dtype is values.dtype:
+        return None
+    state = State(statistics, 0)
+    state.outside = state.leaf = True
+    state.hold(fresh_copy(statistics))
+    return state
 
 
 def _nothing() -> None:
