@@ -78,8 +78,13 @@ class CheckpointNode:
 class CheckpointScope:
     """Everything computed inside is one checkpointed region, with no function to wrap.
 
-        with remat.CheckpointScope("encoder"):
-            h = encoder(x)
+    >>> import torch
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> with CheckpointScope("encoder") as scope:
+    ...     y = torch.sin(torch.exp(x))
+    >>> len(scope.nodes)
+    1
+    >>> y.sum().backward()
 
     With `enabled=False` it does nothing. With `use_recomputation=False` it holds what plain
     autograd holds, and only accounts for it: profilers see it, and `checkpoint(tensor)` drops
@@ -146,10 +151,23 @@ def mark_checkpoint(tensor: Any) -> Any:
     """Hold this tensor: recomputation of what follows starts here. Return it.
 
     Inside of a scope or segment. Outside, tensors are held anyway, and it is only remembered.
+
+    >>> import torch
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> with CheckpointScope("encoder") as scope:
+    ...     h = mark_checkpoint(torch.exp(x))
+    ...     y = torch.cos(torch.sin(h))
+    >>> len(scope.nodes[0].saved_activations)
+    1
     """
     return engine_with_scopes().mark(tensor)
 
 
 def is_checkpoint(tensor: Any) -> bool:
-    """Return whether `mark_checkpoint` was called on this tensor."""
+    """Return whether `mark_checkpoint` was called on this tensor.
+
+    >>> import torch
+    >>> is_checkpoint(torch.ones(3)), is_checkpoint(mark_checkpoint(torch.ones(3)))
+    (False, True)
+    """
     return engine_with_scopes().is_marked(tensor)
