@@ -14,6 +14,7 @@ import time
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -76,7 +77,9 @@ class Recorder(TorchDispatchMode):
             raise UnsupportedError(
                 f"checkpointing needs hooks on saved tensors, which are switched off here: {error}"
             ) from error
-        self.__enter__()
+        # What __enter__ does beyond this is to set flags, for all threads, by which a compiler
+        # sees that a mode is on; it need not care about ours.
+        torch._C._push_on_torch_dispatch_stack(self)
 
     def close(self, region: Region) -> None:
         if self.opened and self.opened[-1] is region:
@@ -89,7 +92,7 @@ class Recorder(TorchDispatchMode):
         if self.opened:
             self.region = self.opened[-1]
         else:
-            self.__exit__(None, None, None)
+            torch._C._pop_torch_dispatch_stack(None)
             self._hooks.__exit__()
             del self.region
         if region.watch is not None:
@@ -270,7 +273,7 @@ class Recorder(TorchDispatchMode):
     def _held_from_outside(self, tensor: Tensor) -> State:
         state = State(tensor, version_of(tensor))
         state.outside = True
-        # A view is not asked: that would make autograd renew its history, if its base was written to.
+        # A view is not asked: autograd would renew its history, if its base was written to.
         state.leaf = not tensor._is_view() and tensor.is_leaf
         if state.leaf and tensor.requires_grad:
             state.held = tensor
@@ -421,6 +424,17 @@ def recorder_of_this_thread() -> Recorder:
     return recorder
 
 
+def _not_to_be_compiled(function: Any) -> None:
+    """Keep a compiler out of a function and what it calls, without a wrapper that takes time."""
+    eval_frame = torch._C._dynamo.eval_frame
+    skip = eval_frame._FrameAction.SKIP
+    strategy = eval_frame._FrameExecStrategy(skip, skip)
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)
+
+
+# The compiler looks at functions that are called from code which it could not compile.
+_not_to_be_compiled(Recorder.open)
+_not_to_be_compiled(Recorder.close)
 _threads = threading.local()
 _LISTS = (list, tuple)
 _NOISE = 1  # the argument of rrelu_with_noise

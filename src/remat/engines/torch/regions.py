@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 from weakref import ref
@@ -187,14 +188,10 @@ class Region:
             assert self.parent is not None, "a state is neither held nor can it be computed"
             found = self.parent.provide(self, needed.outer)
             given = {**given, **dict(zip(needed.outer, found, strict=True))}
-        dtype = torch.get_default_dtype()
-        if dtype is self._dtype:
+        if torch.get_default_dtype() is self._dtype:
             return replay(wanted, needed, given, self.watch)
-        torch.set_default_dtype(self._dtype)  # some ops ask for it
-        try:
+        with _default_dtype(self._dtype):  # some ops ask for it
             return replay(wanted, needed, given, self.watch)
-        finally:
-            torch.set_default_dtype(dtype)
 
     def provide(self, inner: Region, states: list[State]) -> list[Tensor]:
         """Return states that an inner region starts from."""
@@ -245,6 +242,16 @@ class Region:
             self.watch.end_of_pass()
 
 
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 _current_pass = torch._C._current_graph_task_id
 
 
@@ -252,9 +259,9 @@ def unpack(packed: Handle | State) -> Tensor:
     """Return the tensor that autograd saved."""
     if type(packed) is State:
         return value_of(packed)
-    assert isinstance(packed, Handle)
-    if packed.region.watch is not None:
-        packed.region.watch.used(packed)
+    region = packed.region
+    if region.watch is not None:
+        region.watch.used(packed)
     tensor = packed.tensor
     if tensor is not None:
         if packed.kept < 0:
@@ -262,10 +269,10 @@ def unpack(packed: Handle | State) -> Tensor:
             return tensor
         if packed.kept == tensor._version:
             return tensor
-        packed.region.drop(packed.state)  # it was written to, so it is computed again
+        region.drop(packed.state)  # it was written to, so it is computed again
     state = packed.state
     if state.held is None:
-        return packed.region.compute(packed)
+        return region.compute(packed)
     held = value_of(state)
     if packed.piece is state:
         return held

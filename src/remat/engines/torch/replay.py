@@ -75,12 +75,12 @@ def replay(
     they drew before, and leave their generators as they found them.
     """
     values = dict(given)
-    uses = needed.uses
+    ops, _, uses, generators = needed
     began = time.perf_counter() if watch is not None else 0.0
-    random = [(generator, generator.get_state()) for generator in needed.generators]
+    random = [(g, g.get_state()) for g in generators] if generators else ()
     try:
         with torch._C._ExcludeDispatchKeyGuard(NOT_OURS):
-            for op, makes, reads in needed.ops:
+            for op, makes, reads in ops:
                 _run(op, makes, values, uses, given)
                 for state in reads:
                     uses[state] -= 1
@@ -89,7 +89,7 @@ def replay(
                 if watch is not None:
                     watch.replaying(values)
             if watch is not None:
-                watch.replayed(needed.ops, time.perf_counter() - began)
+                watch.replayed(ops, time.perf_counter() - began)
             return [_decode(piece, values) for piece in wanted]
     finally:
         for generator, before in reversed(random):
