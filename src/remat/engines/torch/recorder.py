@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from contextlib import suppress
 from typing import Any
 from weakref import ref
 
@@ -131,6 +130,7 @@ class Recorder(TorchDispatchMode):
                 self.region.marks = (*self.region.marks, state)
 
     # What ops do. This runs for every op: it is long so that it need not call for the usual ones.
+    # Those give the same shape whenever they run again, so nobody will ask where they were called.
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -149,7 +149,7 @@ class Recorder(TorchDispatchMode):
             elif type(arg) in _LISTS:
                 encoded[number] = self._encode(arg)
         out = kind.call(*args)
-        op = _new_op(Op, (self._ops, kind, encoded, None, None, here()))
+        op = _new_op(Op, (self._ops, kind, encoded, None, None, None))
         self._ops += 1
         if type(out) is Tensor:
             self._made(out, op, 0)
@@ -270,8 +270,8 @@ class Recorder(TorchDispatchMode):
     def _held_from_outside(self, tensor: Tensor) -> State:
         state = State(tensor, version_of(tensor))
         state.outside = True
-        with suppress(RuntimeError):  # a view made without gradients, whose base was written to
-            state.leaf = tensor.is_leaf
+        # A view is not asked: that would make autograd renew its history, if its base was written to.
+        state.leaf = not tensor._is_view() and tensor.is_leaf
         if state.leaf and tensor.requires_grad:
             state.held = tensor
             state.held_version = state.version

@@ -56,7 +56,7 @@ class Region:
     _pass = -1  # the backward pass that it was computed in
 
     def __init__(
-        self, name: Any = "", *, preserve_rng_state: bool = True, room: float | None = None
+        self, name: Any = "", preserve_rng_state: bool = True, room: float | None = None
     ) -> None:
         self.name = name  # text, or the function that it is of
         self.preserve_rng_state = preserve_rng_state
@@ -148,12 +148,23 @@ class Region:
 
     def _compute_all(self, current: int, asked: Handle | None = None) -> Any:
         """Compute what all handles will ask for; return the tensor of the one that asked."""
-        handles = [h for h in self.handles() if h.tensor is None and h.state.held is None]
+        handles = [
+            handle
+            for reference in self.all_handles
+            if (handle := reference()) is not None
+            and handle.tensor is None
+            and handle.state.held is None
+        ]
         wanted = [handle.piece for handle in handles]
         starts = [(r, r.starts()) for child in self.children if (r := child()) is not None]
         for _, states in starts:
             wanted += states
         tensors = self._compute(wanted)
+        self._pass = current
+        self._inputs = Region._inputs
+        if len(tensors) == 1 and handles == [asked] and self.watch is None:
+            return tensors[0]  # the one who asks takes all there is
+        Variable._execution_engine.queue_callback(self._end_of_pass)
         result = None
         for handle, tensor in zip(handles, tensors, strict=False):
             if handle is asked:
@@ -165,11 +176,7 @@ class Region:
         rest = iter(tensors[len(handles) :])
         for region, states in starts:
             region._inputs = dict(zip(states, rest, strict=False))
-        self._pass = current
-        self._inputs = Region._inputs
-        if len(wanted) > 1 or self.watch is not None:  # or the one who asks takes all there is
-            Variable._execution_engine.queue_callback(self._end_of_pass)
-        if result is None and asked is not None:  # another thread has it computed meanwhile
+        if result is None and asked is not None:  # another thread has had it computed meanwhile
             result = self._compute([asked.piece])[0]
         return result
 
