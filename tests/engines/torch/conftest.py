@@ -1,0 +1,21 @@
+"""One thread: small tensors gain nothing from more, and the machine is shared."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_switched_on():
+    """After any test, no mode watches ops, no hook sees what autograd saves, gradients are on."""
+    yield
+    modes = _get_current_dispatch_mode_stack()
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    for _ in modes:
+        _pop_mode()  # or all that follow would fail as well
+    if hooks is not None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    assert (modes, hooks) == ([], None)
+    assert torch.is_grad_enabled()

@@ -1,0 +1,237 @@
+"""torch.compile: compiled parts inside of a region, and segments inside of compiled code."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import remat
+
+from .oracles import FACES, assert_same, outcome, plain
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        h = F.relu(self.norm(self.first(x)), inplace=True)
+        return self.second(h).sin() + x
+
+
+def program(run, net, x):
+    """Compile a submodule on its own; the region is not compiled."""
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+
+    def f(x):
+        h = (x * 2).sin()
+        h = compiled(h)
+        return (h * h).exp().sin()
+
+    return run(f, x), run(f, x.cos())
+
+
+def inputs():
+    torch.manual_seed(0)
+    return Net(), torch.randn(4, 6).requires_grad_()
+
+
+@pytest.mark.parametrize("face", ["segment", "scope", "group", "small"])
+def test_a_compiled_part_inside_of_a_region(face) -> None:
+    """The same compiled code runs without remat: outputs, gradients and buffers are the same."""
+    made = inputs()
+    expected = outcome(program, plain, copy.deepcopy(made))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = outcome(program, FACES[face], copy.deepcopy(made))
+    assert_same(found, expected)
+
+
+def test_inductor_inside_of_a_region() -> None:
+    made = inputs()
+
+    def with_inductor(run, net, x):
+        compiled = torch.compile(net, fullgraph=True)
+        return run(lambda x: (compiled((x * 2).sin()) * x).exp(), x)
+
+    expected = outcome(with_inductor, plain, copy.deepcopy(made))
+    found = outcome(with_inductor, remat.checkpoint, copy.deepcopy(made))
+    assert_same(found, expected)
+
+
+def test_a_compiled_part_stays_compiled() -> None:
+    """It is compiled once, whether a region is open or not."""
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def part(x):
+        return (x * 2).sin()
+
+    x = torch.randn(3).requires_grad_()
+    part(x).sum().backward()
+    for _ in range(3):
+        remat.checkpoint(lambda x: part(x).exp() * x, x).sum().backward()
+    assert len(graphs) == 1
+
+
+# -- segments inside of compiled code --------------------------------------------------------------
+
+
+def layer(x, w):
+    return ((x @ w).sin() * x).tanh()
+
+
+SEGMENTS = {
+    "call": lambda x, w: remat.checkpoint(layer, x, w),
+    "wrapper": remat.checkpoint(layer),
+    "no random state": lambda x, w: remat.checkpoint(layer, x, w, preserve_rng_state=False),
+    "as in torch": lambda x, w: remat.checkpoint(layer, x, w, use_reentrant=False),
+    "adaptive": lambda x, w: remat.adaptive_checkpoint(layer, x, w, threshold="1KB"),
+    "sequence": lambda x, w: remat.checkpoint_segment(lambda xs: layer(*xs), [x, w]),
+}
+
+
+@pytest.mark.parametrize("form", SEGMENTS)
+def test_a_segment_inside_of_compiled_code(form) -> None:
+    segment = SEGMENTS[form]
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def f(x, w):
+        return segment(segment(x * 2, w), w).sum()
+
+    x, w = torch.randn(4, 6).requires_grad_(), torch.randn(6, 6).requires_grad_()
+    found = torch.autograd.grad(f(x, w), (x, w))
+    expected = torch.autograd.grad(layer(layer(x * 2, w), w).sum(), (x, w))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_compiler_recomputes_a_segment() -> None:
+    """The graph for the way back has the segment's sine in it: it was not held."""
+    graphs = []
+
+    def backend(graph, example_inputs):
+        from torch._dynamo.backends.common import aot_autograd  # noqa: PLC0415
+        from torch._functorch.partitioners import (  # noqa: PLC0415
+            min_cut_rematerialization_partition,
+        )
+
+        def note(graph, example_inputs):
+            graphs.append(graph)
+            return graph.forward
+
+        compiler = aot_autograd(
+            fw_compiler=note,
+            bw_compiler=note,
+            partition_fn=min_cut_rematerialization_partition,
+        )
+        return compiler(graph, example_inputs)
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def f(x, w):
+        return remat.checkpoint(layer, x, w).sum()
+
+    x, w = torch.randn(4, 6).requires_grad_(), torch.randn(6, 6).requires_grad_()
+    f(x, w).backward()
+    forward, backward = graphs
+    assert "sin" in backward.code
+    held = len(forward.graph.output_node().args[0]) - 1
+    assert held <= 2  # the inputs, nothing of what lies between
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ("inside", "CheckpointScope does not work inside of torch.compile"),
+        ("outside", "does not know how to enter a `CheckpointScope`"),  # the compiler is first
+    ],
+)
+def test_a_scope_inside_of_compiled_code_is_refused(made, says) -> None:
+    outside = remat.CheckpointScope("scope")
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def f(x):
+        with outside if made == "outside" else remat.CheckpointScope("scope"):
+            return (x * 2).sin()
+
+    with pytest.raises(Exception, match=says):
+        f(torch.randn(3).requires_grad_())
+
+
+def test_a_scope_between_compiled_parts() -> None:
+    """Where the compiler may break its graph, the scope runs as if nothing were compiled."""
+
+    @torch.compile(backend="eager")
+    def f(x):
+        h = x * 2
+        with remat.CheckpointScope("scope"):
+            h = (h * 3).sin()
+        return h.exp()
+
+    x = torch.randn(3).requires_grad_()
+    with ThreadPoolExecutor(1) as pool:  # where nothing that is left behind harms other tests
+        y = pool.submit(f, x).result(60)
+        assert pool.submit(_get_current_dispatch_mode_stack).result(60) == []
+    y.sum().backward()
+    (expected,) = torch.autograd.grad((x * 2 * 3).sin().exp().sum(), x)
+    assert torch.equal(x.grad, expected)
+
+
+def test_a_segment_with_a_break_of_the_graph_in_it() -> None:
+    def inner(x):
+        h = (x * 2).sin()
+        torch._dynamo.graph_break()
+        return h.exp() * h
+
+    @torch.compile(backend="eager")
+    def f(x):
+        return remat.checkpoint(inner, x * 3).cos()
+
+    x = torch.randn(3).requires_grad_()
+    with ThreadPoolExecutor(1) as pool:
+        y = pool.submit(f, x).result(60)
+        assert pool.submit(_get_current_dispatch_mode_stack).result(60) == []
+    y.sum().backward()
+    (expected,) = torch.autograd.grad(inner(x * 3).cos().sum(), x)
+    assert torch.equal(x.grad, expected)
+
+
+def test_a_scope_around_compiled_code() -> None:
+    net, x = inputs()
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    with remat.CheckpointScope("around"):
+        y = compiled(x).exp()
+    y.sum().backward()
+    assert x.grad is not None
+
+
+def test_a_module_compiled_in_place_inside_of_a_region() -> None:
+    net, x = inputs()
+    twin, y = copy.deepcopy(net), x.detach().clone().requires_grad_()
+    twin.second.compile(backend="aot_eager")
+    net.second.compile(backend="aot_eager")
+    net(x).exp().sum().backward()
+    remat.checkpoint(lambda x: twin(x).exp(), y).sum().backward()
+    assert torch.equal(x.grad, y.grad)
+    assert int(twin.norm.num_batches_tracked) == 1

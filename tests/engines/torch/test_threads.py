@@ -1,0 +1,158 @@
+"""Scopes in several threads, and backward passes in other threads than the forward pass."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import remat
+
+from .oracles import FACES, plain
+
+
+def model_and_input(number: int):
+    generator = torch.Generator().manual_seed(number)
+    weight = torch.randn(8, 8, generator=generator).requires_grad_()
+    return weight, torch.randn(4, 8, generator=generator)
+
+
+def gradient(run, number: int, *, meet=lambda: None) -> torch.Tensor:
+    """Return a gradient; `meet` is called in the middle of the region."""
+    weight, x = model_and_input(number)
+    generator = torch.Generator().manual_seed(number)
+
+    def f(x):
+        for n in range(5):
+            mask = torch.empty(4, 8).bernoulli_(0.7, generator=generator)
+            x = (x @ weight).sin() * mask
+            if n == 2:
+                meet()
+            x += 0.1
+        return x
+
+    run(f, x).sum().backward()
+    return weight.grad
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_regions_in_several_threads(face) -> None:
+    """All are open at the same time, and each is right."""
+    count = 4
+    barrier = threading.Barrier(count, timeout=20)
+    with ThreadPoolExecutor(count) as pool:
+        found = list(pool.map(lambda n: gradient(FACES[face], n, meet=barrier.wait), range(count)))
+    for number, one in enumerate(found):
+        assert torch.equal(one, gradient(plain, number))
+
+
+def test_one_scope_object_in_several_threads() -> None:
+    scope = remat.CheckpointScope("shared")
+    barrier = threading.Barrier(3, timeout=20)
+
+    def run(f, x):
+        with scope:
+            return f(x)
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda n: gradient(run, n, meet=barrier.wait), range(3)))
+    for number, one in enumerate(found):
+        assert torch.equal(one, gradient(plain, number))
+
+
+def test_shared_parameters_in_several_threads() -> None:
+    """Threads read the same weights at the same time, as in inference servers and data parallel."""
+    layer = nn.Linear(8, 8)
+    inputs = [torch.randn(4, 8) for _ in range(4)]
+    barrier = threading.Barrier(4, timeout=20)
+
+    def one(x):
+        def f(x):
+            h = layer(x).sin()
+            barrier.wait()
+            return layer(h).tanh()
+
+        y = remat.checkpoint(f, x)
+        barrier.wait()
+        return torch.autograd.grad(y.sum(), list(layer.parameters()))
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(one, inputs))
+    for x, grads in zip(inputs, found, strict=True):
+        expected = torch.autograd.grad(layer(layer(x).sin()).tanh().sum(), list(layer.parameters()))
+        for a, b in zip(grads, expected, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_backward_in_another_thread(face) -> None:
+    weight, x = model_and_input(0)
+    torch.manual_seed(5)
+    y = FACES[face](lambda x: F.dropout((x @ weight).sin()).exp(), x)
+    thread = threading.Thread(target=lambda: y.sum().backward())
+    thread.start()
+    thread.join(20)
+    found, weight.grad = weight.grad, None
+    torch.manual_seed(5)
+    F.dropout((x @ weight).sin()).exp().sum().backward()
+    assert torch.equal(found, weight.grad)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_two_threads_walk_back_through_one_region(face) -> None:
+    weight, x = model_and_input(1)
+    a, b = FACES[face](lambda x: ((x @ weight).sin().exp(), (x @ weight).cos().tanh()), x)
+    c = (a * b).sin()
+    barrier = threading.Barrier(4, timeout=20)
+
+    def one(_):
+        barrier.wait()
+        return [torch.autograd.grad(c.sum(), weight, retain_graph=True)[0] for _ in range(20)]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [g for gs in pool.map(one, range(4)) for g in gs]
+    h = x @ weight
+    (expected,) = torch.autograd.grad(
+        (h.sin().exp() * (x @ weight).cos().tanh()).sin().sum(), weight
+    )
+    assert all(torch.equal(g, expected) for g in found)
+
+
+def test_another_thread_is_not_watched() -> None:
+    stacks = []
+    with remat.CheckpointScope("here"):
+        torch.ones(2).sin()
+        thread = threading.Thread(target=lambda: stacks.append(_get_current_dispatch_mode_stack()))
+        thread.start()
+        thread.join(20)
+        x = torch.ones(2).requires_grad_()
+        y = (x * 2).sin()
+    y.sum().backward()
+    assert stacks == [[]]
+
+
+def test_a_tensor_made_by_another_thread_in_the_middle() -> None:
+    """What another thread writes to memory of the region is seen by its version."""
+    x = torch.randn(4).requires_grad_()
+    h_was = []
+
+    def f(x):
+        h = x.detach() * 2
+        a = (h.abs() * x).sin()
+        thread = threading.Thread(target=lambda: h.add_(1))
+        thread.start()
+        thread.join(20)
+        h_was.append(h.clone())
+        return a, (h.abs() * x).sin()
+
+    a, b = remat.checkpoint(f, x)
+    (a.sum() + b.sum()).backward()
+    h = x.detach() * 2
+    expected = (h.abs() * x).sin().sum() + (h_was[0].abs() * x).sin().sum()
+    (g,) = torch.autograd.grad(expected, x)
+    assert torch.equal(x.grad, g)
