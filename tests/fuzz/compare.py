@@ -1,0 +1,323 @@
+"""Running a program with and without remat, and comparing everything, bit for bit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+import remat
+
+from . import kit
+from .drafts import namespace
+from .programs import Program
+
+__all__ = ["Verdict", "check"]
+
+Kind = Literal["same", "differs", "raises", "refused", "discarded", "plain raises", "unsteady"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a program fared: `differs` and `raises` are bugs of remat, all else is none."""
+
+    kind: Kind
+    what: str = ""
+
+    @property
+    def is_failure(self) -> bool:
+        return self.kind in ("differs", "raises")
+
+
+class _Stopped(Exception):
+    """A run ended early: in which pass, and by which error."""
+
+    def __init__(self, when: str, error: Exception) -> None:
+        super().__init__(f"{when} pass: {type(error).__name__}: {error}")
+        self.when = when
+        self.error = error
+
+
+def check(program: Program) -> Verdict:
+    """Run a program both ways and say how they compare."""
+    codes = _compiled(program)
+    if codes is None:
+        return Verdict("discarded", "it is not Python")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.random.fork_rng():
+            return _check(codes)
+
+
+def _compiled(program: Program) -> tuple[CodeType, CodeType] | None:
+    try:
+        return (
+            compile(program.forward_text(), f"<program {program.seed}>", "exec"),
+            compile(program.backward_text(), f"<backward {program.seed}>", "exec"),
+        )
+    except SyntaxError:
+        return None
+
+
+def _check(codes: tuple[CodeType, CodeType]) -> Verdict:
+    try:
+        expected = _run(codes, kit.Plain)
+    except _Stopped as stopped:
+        if stopped.when == "forward":
+            return Verdict("discarded", str(stopped))
+        return _check_after_error(codes, stopped)
+    try:
+        got = _run(codes, remat)
+    except _Stopped as stopped:
+        return _judge_error(codes, stopped)
+    difference = _first_difference(expected, got)
+    if difference is None:
+        return Verdict("same")
+    again = _first_difference(expected, _run(codes, kit.Plain))
+    if again is not None:
+        return Verdict("unsteady", again)
+    return Verdict("differs", difference)
+
+
+def _check_after_error(codes: tuple[CodeType, CodeType], plain: _Stopped) -> Verdict:
+    """Plain autograd refuses the backward pass; remat may do so or not, but the forward has to run."""
+    try:
+        _run(codes, remat)
+    except _Stopped as stopped:
+        if stopped.when == "forward":
+            return Verdict("raises", str(stopped))
+    return Verdict("plain raises", str(plain))
+
+
+def _judge_error(codes: tuple[CodeType, CodeType], stopped: _Stopped) -> Verdict:
+    if "modified by an inplace operation" not in str(stopped.error):
+        return Verdict("raises", str(stopped))
+    why = _why_refused(codes)
+    if why is None:
+        return Verdict("raises", f"a refusal without reason: {stopped}")
+    return Verdict("refused", why)
+
+
+# A run.
+
+
+def _run(codes: tuple[CodeType, CodeType], library: Any) -> dict[str, Any]:
+    """Run a program; return all that it leaves, by name."""
+    names = namespace(library)
+    calls: dict[str, int] = {}
+    _execute("forward", codes[0], names)
+    after_forward = torch.random.get_rng_state()
+    outs = names["outs"]
+    for name, tensor in _leaves(names):
+        tensor.register_post_accumulate_grad_hook(_counting(calls, name))
+    _execute("backward", codes[1], names)
+    return {
+        "output": outs,
+        "gradient": {name: tensor.grad for name, tensor in _leaves(names)},
+        "gradient of output": [out.grad if out.retains_grad else None for out in outs],
+        "result of autograd.grad": names["found"],
+        "value": {n: value for n, value in names.items() if isinstance(value, Tensor)},
+        "buffer": dict(_buffers(names)),
+        "random state after the forward pass": after_forward,
+        "random state at the end": torch.random.get_rng_state(),
+        "generator": [v.get_state() for v in names.values() if isinstance(v, torch.Generator)],
+        "counter": [v.n for v in names.values() if isinstance(v, kit.Counter)],
+        "gradients that were ready": calls,
+    }
+
+
+def _execute(when: str, code: CodeType, names: dict[str, Any]) -> None:
+    try:
+        exec(code, names)
+    except Exception as error:
+        raise _Stopped(when, error) from error
+    finally:
+        if _get_current_dispatch_mode() is not None:
+            raise AssertionError(f"a dispatch mode is still on after the {when} pass")
+
+
+def _leaves(names: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    for name, value in list(names.items()):
+        if isinstance(value, torch.nn.Module):
+            yield from ((f"{name}.{key}", p) for key, p in value.named_parameters())
+        elif name[0] in "xp" and isinstance(value, Tensor) and value.requires_grad:
+            yield name, value
+
+
+def _buffers(names: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    for name, value in names.items():
+        if isinstance(value, torch.nn.Module):
+            yield from ((f"{name}.{key}", b) for key, b in value.named_buffers())
+
+
+def _counting(calls: dict[str, int], name: str) -> Callable[[Tensor], None]:
+    def count(_: Tensor) -> None:
+        calls[name] = calls.get(name, 0) + 1
+
+    return count
+
+
+# What differs.
+
+
+def _first_difference(expected: Any, got: Any, where: str = "") -> str | None:
+    if isinstance(expected, dict) and isinstance(got, dict):
+        if expected.keys() != got.keys():
+            return f"{where}: {sorted(expected)} and {sorted(got)}"
+        pairs = [(f"{where} {key}".strip(), expected[key], got[key]) for key in expected]
+    elif isinstance(expected, list | tuple) and isinstance(got, list | tuple):
+        if len(expected) != len(got):
+            return f"{where}: {len(expected)} and {len(got)} of them"
+        pairs = [
+            (f"{where} {n}", a, b) for n, (a, b) in enumerate(zip(expected, got, strict=True))
+        ]
+    elif isinstance(expected, Tensor) and isinstance(got, Tensor):
+        return _difference_of_tensors(expected, got, where)
+    else:
+        return None if expected == got else f"{where}: {expected!r} and {got!r}"
+    found = (_first_difference(a, b, name) for name, a, b in pairs)
+    return next((difference for difference in found if difference is not None), None)
+
+
+def _difference_of_tensors(expected: Tensor, got: Tensor, where: str) -> str | None:
+    for what in ("dtype", "shape", "layout", "requires_grad"):
+        if getattr(expected, what) != getattr(got, what):
+            return f"{where}: {what} {getattr(expected, what)} and {getattr(got, what)}"
+    if expected.layout is not torch.strided:
+        return None if torch.equal(expected.to_dense(), got.to_dense()) else f"{where}: values"
+    if expected.stride() != got.stride() and expected.numel():
+        return f"{where}: strides {expected.stride()} and {got.stride()}"
+    if _bytes(expected) == _bytes(got):
+        return None
+    return f"{where}:\n{expected.detach()}\nplain, and\n{got.detach()}\nwith remat"
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return bytes(plain.view(torch.uint8).numpy()) if plain.numel() else b""
+
+
+# When remat may refuse: what a region has used was written to after the region was over.
+
+
+class _Audit(TorchDispatchMode):
+    """Follows which storages regions use, and whether they are written to later, elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depth = 0
+        self.region = 0
+        self.made: dict[int, int] = {}  # the outermost region that made a storage
+        self.used: dict[int, set[int]] = {}  # the outermost regions that used it
+        self.alive: list[Any] = []
+        self.why: str | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        now = self.region if self.depth else 0
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            is_write = argument.alias_info is not None and argument.alias_info.is_write
+            for key in self._keys(value):
+                if is_write:
+                    self._judge(key, now)
+                if now:
+                    self.used.setdefault(key, set()).add(now)
+        for key in self._keys(kwargs.get("out")):
+            self._judge(key, now)
+        out = func(*args, **kwargs)
+        for key in self._keys(out):
+            self.made.setdefault(key, now)
+            if now:
+                self.used.setdefault(key, set()).add(now)
+        return out
+
+    def _judge(self, key: int, now: int) -> None:
+        earlier = self.used.get(key, set()) - {now}
+        if earlier:
+            inside = self.made.get(key, 0) in earlier
+            self.why = "made inside" if inside and self.why != "from outside" else "from outside"
+
+    def _keys(self, value: Any) -> list[int]:
+        if isinstance(value, list | tuple):
+            return [key for part in value for key in self._keys(part)]
+        if not isinstance(value, Tensor) or value.layout is not torch.strided:
+            return []
+        storage = value.untyped_storage()
+        self.alive.append(storage)
+        return [storage._cdata]
+
+
+def _why_refused(codes: tuple[CodeType, CodeType]) -> str | None:
+    """Return whether what was written to came from outside of a region, or None if none was."""
+    audit = _Audit()
+    try:
+        with audit:
+            _execute_audited(codes, _audited(audit))
+    except _Stopped:
+        pass
+    return audit.why
+
+
+def _execute_audited(codes: tuple[CodeType, CodeType], library: Any) -> None:
+    names = namespace(library)
+    for code in codes:
+        exec(code, names)
+
+
+def _audited(audit: _Audit) -> Any:
+    """Return a plain stand-in that tells where regions begin and end."""
+
+    class Region:
+        def __enter__(self) -> Region:
+            audit.region += not audit.depth
+            audit.depth += 1
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            audit.depth -= 1
+
+    class Scope(kit.Plain.CheckpointScope):
+        def __enter__(self) -> Scope:
+            if self.options.get("enabled", True):
+                Region().__enter__()
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            if self.options.get("enabled", True):
+                Region().__exit__()
+
+    def inside(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with Region():
+                return function(*args, **kwargs)
+
+        return call
+
+    class Audited(kit.Plain):
+        CheckpointScope = Scope
+
+        class CheckpointGroup(kit.Plain.CheckpointGroup):
+            def checkpoint_fn(self, fn: Any, *inputs: Any, **kwargs: Any) -> Any:
+                return super().checkpoint_fn(inside(fn), *inputs, **kwargs)
+
+        @staticmethod
+        def checkpoint(fn: Any = None, *inputs: Any, **kwargs: Any) -> Any:
+            return kit.Plain.checkpoint(inside(fn) if callable(fn) else fn, *inputs, **kwargs)
+
+        @staticmethod
+        def adaptive_checkpoint(fn: Any, *inputs: Any, **kwargs: Any) -> Any:
+            return kit.Plain.adaptive_checkpoint(
+                inside(fn) if callable(fn) else fn, *inputs, **kwargs
+            )
+
+        @staticmethod
+        def checkpoint_segment(fn: Any, inputs: Any, **kwargs: Any) -> Any:
+            return kit.Plain.checkpoint_segment(inside(fn), inputs, **kwargs)
+
+    return Audited

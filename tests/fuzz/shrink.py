@@ -1,0 +1,79 @@
+"""Making a program that fails smaller, as long as it fails in the same way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from .programs import Block, Item, Program
+
+__all__ = ["shrink"]
+
+
+def shrink(program: Program, fails: Callable[[Program], bool], seconds: float = 20.0) -> Program:
+    """Return the smallest program that was found in the time, and that still fails."""
+    end = time.monotonic() + seconds
+    progress = True
+    while progress:
+        progress = False
+        for smaller in _smaller(program):
+            if time.monotonic() > end:
+                return program
+            if fails(smaller):
+                program, progress = smaller, True
+                break
+    return program
+
+
+def _smaller(program: Program) -> Iterator[Program]:
+    """Yield simpler programs, those that have lost most first."""
+    for items in _without_some(program.items):
+        yield replace(program, items=items)
+    for name in program.outputs:
+        if len(program.outputs) > 1:
+            rest = tuple(other for other in program.outputs if other != name)
+            yield replace(program, outputs=rest)
+    for option in ("autocast", "backward_autocast", "backward_scope"):
+        if getattr(program, option):
+            yield replace(program, **{option: False})
+    if program.mode != "backward":
+        yield replace(program, mode="backward", backward=("torch.autograd.backward(ys, gs)",))
+    for items in _simpler(program.items):
+        yield replace(program, items=items)
+
+
+def _without_some(items: tuple[Item, ...]) -> Iterator[tuple[Item, ...]]:
+    """Yield the items without some of them, at any depth; the last ones go first."""
+    size = len(items) // 2
+    while size:
+        for start in range(len(items) - size, -1, -size):
+            yield items[:start] + items[start + size :]
+        size //= 2
+    for number, item in enumerate(items):
+        if isinstance(item, Block):
+            yield items[:number] + item.items + items[number + 1 :]
+            for inner in _without_some(item.items):
+                yield (*items[:number], replace(item, items=inner), *items[number + 1 :])
+    if len(items) == 1:
+        yield ()
+
+
+def _simpler(items: tuple[Item, ...]) -> Iterator[tuple[Item, ...]]:
+    """Yield the items with one of the blocks written in a more usual way."""
+    for number, item in enumerate(items):
+        if not isinstance(item, Block):
+            continue
+        for block in _simpler_block(item):
+            yield (*items[:number], block, *items[number + 1 :])
+
+
+def _simpler_block(block: Block) -> Iterator[Block]:
+    scope = 'with remat.CheckpointScope("part"):'
+    if block.is_region and (block.kind, block.text) != ("with", scope):
+        yield replace(block, kind="with", text=scope)
+        call = "remat.checkpoint({fn}, {args})"
+        if block.kind == "call" and (block.text, block.packing) != (call, "tuple"):
+            yield replace(block, text=call, packing="tuple")
+    for inner in _simpler(block.items):
+        yield replace(block, items=inner)
