@@ -31,6 +31,11 @@ class Verdict:
     what: str = ""
 
     @property
+    def way(self) -> tuple[str, str]:
+        """The kind, and of an error when and what it was: a smaller program has to fail alike."""
+        return self.kind, ":".join(self.what.split(":")[:2]) if self.kind == "raises" else ""
+
+    @property
     def is_failure(self) -> bool:
         return self.kind in ("differs", "raises")
 
@@ -146,8 +151,12 @@ def _leaves(names: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
     for name, value in list(names.items()):
         if isinstance(value, torch.nn.Module):
             yield from ((f"{name}.{key}", p) for key, p in value.named_parameters())
-        elif name[0] in "xp" and isinstance(value, Tensor) and value.requires_grad:
+        elif name[0] in "xp" and isinstance(value, Tensor) and _is_leaf(value):
             yield name, value
+
+
+def _is_leaf(tensor: Tensor) -> bool:
+    return tensor.requires_grad and tensor.is_leaf
 
 
 def _buffers(names: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
