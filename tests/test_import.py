@@ -13,6 +13,7 @@ import remat
 NAMES = [
     "BudgetTooSmallError",
     "CheckpointGroup",
+    "CheckpointProfiler",
     "LoopTransformError",
     "RecomputeMismatchError",
     "RematError",

@@ -14,6 +14,7 @@ from .faces.groups import CheckpointGroup
 from .faces.loops import checkpointed_loop, checkpointed_scan, checkpointed_while
 from .faces.scopes import CheckpointNode, CheckpointScope, is_checkpoint, mark_checkpoint
 from .faces.segments import adaptive_checkpoint, checkpoint, checkpoint_segment
+from .reports.profiler import CheckpointProfiler
 from .schedules import (
     compute_checkpoint_positions,
     estimate_checkpoint_savings,
@@ -28,6 +29,7 @@ __all__ = [
     "BudgetTooSmallError",
     "CheckpointGroup",
     "CheckpointNode",
+    "CheckpointProfiler",
     "CheckpointScope",
     "LoopTransformError",
     "RecomputeMismatchError",

@@ -10,14 +10,15 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from .errors import RematWarning
 from .plans.trace import Trace
 
-__all__ = ["Watcher", "start_watching", "stop_watching", "warn_once", "watchers"]
+__all__ = ["Watcher", "start_watching", "stop_watching", "warn_once", "watched_by", "watchers"]
 
 _HERE = str(Path(__file__).parent / "_")[:-1]  # with the separator at its end
 
@@ -67,6 +68,19 @@ def start_watching(watcher: Watcher) -> None:
 
 def stop_watching(watcher: Watcher) -> None:
     _threads.watchers = tuple(w for w in _threads.watchers if w is not watcher)
+
+
+@contextmanager
+def watched_by(more: Sequence[Watcher]) -> Iterator[None]:
+    """Let those who watched the begin of a region also watch what it runs later."""
+    added = [watcher for watcher in more if watcher not in _threads.watchers]
+    for watcher in added:
+        start_watching(watcher)
+    try:
+        yield
+    finally:
+        for watcher in added:
+            stop_watching(watcher)
 
 
 _warned: set[Hashable] = set()

@@ -63,6 +63,7 @@ class Counter:
 class Watch:
     def __init__(self) -> None:
         self.counts = {"forward": 0, "recompute": 0, "backward": 0}
+        self.held: set[tuple[str, int]] = set()
 
     def forward(self, steps):
         self.counts["forward"] += steps
@@ -73,6 +74,19 @@ class Watch:
     def backward(self, steps):
         self.counts["backward"] += steps
 
+    def holds_state(self, step, state):
+        assert state == step
+        self.held.add(("state", step))
+
+    def frees_state(self, step):
+        self.held.discard(("state", step))
+
+    def holds_tape(self, step):
+        self.held.add(("tape", step))
+
+    def frees_tape(self, step):
+        self.held.remove(("tape", step))
+
 
 @given(any_schedule)
 @thorough
@@ -82,7 +96,11 @@ def test_any_schedule_goes_back_through_every_step_once(drawn: Limited) -> None:
     run = LoopRun(verbs, 0, steps, watcher=watch)
     final = run.forward(drawn.schedule)
     assert final == steps
+    # (The tape of the last step is at work, and not among the held ones.)
+    tapes = {*run._tapes, *([steps - 1] if steps else [])}
+    assert watch.held == {*(("state", p) for p in run.held), *(("tape", k) for k in tapes)}
     assert run.backward([]) == list(reversed(range(steps)))
+    assert watch.held == set()
     assert run.evaluations == drawn.schedule.evaluations == len(verbs.log)
     assert run.held == {}
     assert watch.counts == {

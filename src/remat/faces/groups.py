@@ -31,8 +31,8 @@ class CheckpointGroup:
     ...     return np.sum(product + total)
     >>> remat.grad(f)(np.zeros(2))
     array([4., 4.])
-    >>> group.calls
-    1
+    >>> group.calls, group.recompute_count()
+    (1, 1)
     """
 
     def __init__(self, name: str | None = None, *, preserve_rng_state: bool = True) -> None:

@@ -11,7 +11,7 @@ and so prove nothing, the engine looks for closed-over numbers that change.)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, Protocol, TypeVar, assert_never
+from typing import Any, Generic, Protocol, TypeVar, assert_never
 
 from ..errors import RecomputeMismatchError
 from ..schedules import Action, Advance, Backward, Drop, Restore, Save, Tape, Tier
@@ -65,13 +65,24 @@ class Verbs(Protocol[State, Held, Recorded, Gradient]):
 
 
 class Watcher(Protocol):
-    """Is told how many steps were run for the first time, run again, and gone back through."""
+    """Is told how many steps were run for the first time, run again, and gone back through.
+
+    And what is held for a step: the state before it, or its tape (told once or more).
+    """
 
     def forward(self, steps: int) -> None: ...
 
     def recompute(self, steps: int) -> None: ...
 
     def backward(self, steps: int) -> None: ...
+
+    def holds_state(self, step: int, state: Any) -> None: ...
+
+    def frees_state(self, step: int) -> None: ...
+
+    def holds_tape(self, step: int) -> None: ...
+
+    def frees_tape(self, step: int) -> None: ...
 
 
 class LoopRun(Generic[State, Held, Recorded, Gradient]):
@@ -177,6 +188,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         gradient = self.verbs.step_back(recorded, gradient, step)
         self._forget_working_state()
         if self._watcher:
+            self._watcher.frees_tape(step)
             self._watcher.backward(1)
         return gradient
 
@@ -204,10 +216,14 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
                 state = self._resting if at_rest else self.verbs.hold(self._wake_up())
                 assert state is not None
                 self._held[tier][step] = state
+                if self._watcher:
+                    self._watcher.holds_state(step, state)
             case Restore(step, tier):
                 self._load(step, tier)
             case Drop(step, tier):
                 del self._held[tier][step]
+                if self._watcher:
+                    self._watcher.frees_state(step)
             case Tape(step):
                 self._tapes[step] = recorded = self._recorded(step)
                 self._set_resting(step + 1, self.verbs.after(recorded))
@@ -246,6 +262,9 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
             self._count(step, step + 1)
         for tier in self._held.values():
             tier.pop(step, None)
+        if self._watcher:
+            self._watcher.holds_tape(step)  # until the step back
+            self._watcher.frees_state(step)
         return recorded
 
     def _load_any(self, step: int) -> None:

@@ -54,7 +54,7 @@ class Ledger:
         self._plain = _Pile()
         self._held = _Pile()
         self._curve = _Curve()
-        self._traces: list[Trace] = []
+        self._traces: dict[int, Trace] = {}
 
     def close(self) -> None:
         """Take no more tales: the numbers stay as they are."""
@@ -83,7 +83,7 @@ class Ledger:
         self._tell(self._enter_recomputed, region, ops, seconds)
 
     def traced(self, region: int, trace: Trace) -> None:
-        self._tell(self._traces.append, trace)
+        self._tell(self._traces.__setitem__, region, trace)
 
     # -- what readers see ------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class Ledger:
     def traces(self) -> list[Trace]:
         """What the regions did, where the engine can tell."""
         self._settle()
-        return list(self._traces)
+        return list(self._traces.values())
 
     # -- the books -------------------------------------------------------------------------------
 

@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["can_plot", "check_plot_path", "plot_memory", "plot_schedule", "schedule_paths"]
+__all__ = [
+    "can_plot",
+    "check_plot_path",
+    "plot_memory",
+    "plot_profile",
+    "plot_schedule",
+    "schedule_paths",
+]
 
 _FORMATS = (".png", ".svg", ".pdf")
 _MOST_STEPS = 20_000  # beyond, lines are far thinner than pixels, and there are millions of them
@@ -62,6 +69,25 @@ def plot_memory(passes: Sequence[MeasuredPass], path: str | Path, *, title: str 
     axes.set_xlim(left=0)
     axes.margins(x=0.01)
     axes.legend(frameon=False, title="peak memory and time", alignment="left")
+    return _write(figure, path)
+
+
+def plot_profile(curve: Sequence[tuple[int, int]], path: str | Path, *, title: str = "") -> Path:
+    """Draw what a plain pass would hold and what is held, over what happened."""
+    check_plot_path(path)
+    figure, axes = _figure(title)
+    names = ("a plain pass would hold", "held")
+    heights = zip(*(curve or [(0, 0)]), strict=True)
+    for name, bytes_held, colour in zip(names, heights, _MEMORY_COLOURS, strict=False):
+        megabytes = [held / 1e6 for held in bytes_held]
+        label = f"{name}: {format_bytes(max(bytes_held))}"
+        axes.fill_between(range(len(megabytes)), megabytes, color=colour, alpha=0.18, linewidth=0)
+        axes.plot(megabytes, color=colour, linewidth=2, label=label)
+    axes.set_xlabel("what happened, in order")
+    axes.set_ylabel("memory (MB)")
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.01)
+    axes.legend(frameon=False, title="peak memory", alignment="left")
     return _write(figure, path)
 
 

@@ -48,3 +48,17 @@ class LoopProgress:
 
     def backward(self, steps: int) -> None:
         self._progress.advance(self._backward, steps)
+
+    # What is held is not shown.
+
+    def holds_state(self, step: int, state: object) -> None:
+        pass
+
+    def frees_state(self, step: int) -> None:
+        pass
+
+    def holds_tape(self, step: int) -> None:
+        pass
+
+    def frees_tape(self, step: int) -> None:
+        pass

@@ -1,16 +1,19 @@
-"""Tables for people: what a plan predicts, what two passes took."""
+"""Tables for people: what a plan predicts, what two passes took, what regions did."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from rich.table import Table
+from rich.text import Text
 
 from ..schedules.choose import LoopPlan, Option
 from ..sizes import format_bytes
+from .ledger import RegionTotals
 from .memory import MeasuredPass
 
-__all__ = ["Unit", "comparison_table", "plan_table"]
+__all__ = ["Unit", "comparison_table", "plan_table", "profile_table"]
 
 
 Unit = Literal["bytes", "states"]
@@ -62,6 +65,23 @@ def comparison_table(plain: MeasuredPass, checkpointed: MeasuredPass, difference
     )
     table.add_row("gradient difference", "", f"{difference:.1e}" if difference else "0", "relative")
     return table
+
+
+def profile_table(regions: Sequence[RegionTotals]) -> Table:
+    """One name a row: how often its regions ran, and what was computed again."""
+    table = Table(title="Checkpointed regions", title_justify="left", show_footer=len(regions) > 1)
+    table.add_column("region", footer="all", overflow="fold")
+    rows = [(totals.runs, totals.recomputed, totals.ops, totals.seconds) for totals in regions]
+    headings = ("runs", "recomputed", "ops", "seconds")
+    for heading, *numbers in zip(headings, *rows, strict=True):
+        table.add_column(heading, footer=_number(sum(numbers)), justify="right")
+    for totals, row in zip(regions, rows, strict=True):
+        table.add_row(Text(totals.name), *map(_number, row))
+    return table
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
 def _options(plan: LoopPlan) -> tuple[Option, ...]:

@@ -14,14 +14,16 @@ from autograd.tracer import isbox, trace_stack
 
 from ... import trees
 from ...errors import RecomputeMismatchError, UnsupportedError
-from ...loops import LoopOptions, LoopRun, Watcher
+from ...loops import LoopOptions, LoopRun, Measured, Watcher
 from ...loops.options import Budget, parse_memory
 from ...schedules import Online
 from ...sizes import parse_budget
+from .accounts import Account, LoopTales, is_made
 from .captures import Captures, capture
 from .randomness import Randomness
 from .steps import Gradients, HeldState, Outputs, PerStep, RecordedStep, Steps
 from .tape import is_differentiable, plain, zeros_like
+from .weighing import memories
 from .whole import run_as_one
 
 __all__ = ["run_loop", "run_while"]
@@ -56,6 +58,7 @@ def run_loop(
 
     outputs = Outputs(options.steps, wanted=scan)
     body = _FixedPass(loop.steps(call, outputs), loop, options, progress)
+    body.shown_name = "checkpointed_scan" if scan else "checkpointed_loop"
     final, stacks = body.results_of(loop) if loop.is_traced else body.plainly(loop)
     ys = trees.unflatten(outputs.structure, stacks) if outputs.structure is not None else ()
     return final, ys, body.checkpoints(loop)
@@ -77,12 +80,14 @@ def run_while(
     def call(state: Any, x: Any) -> tuple[Any, Any]:
         new = step[0](state)
         # A condition that draws random numbers has to draw them again, too.
-        if body.replays_condition:
+        if replay:
             goes_on[0](new)
         return new, None
 
+    # (Something of their own that both refer to: a pass that `call` knows would be a cycle.)
+    replay: list[Any] = []
     steps = loop.steps(call, Outputs(0, wanted=False))
-    body = _WhilePass(steps, loop, goes_on, num_checkpoints, memory_budget, progress)
+    body = _WhilePass(steps, loop, goes_on, replay, num_checkpoints, memory_budget, progress)
     final, _ = body.results_of(loop) if loop.is_traced else body.plainly(loop)
     return final, body.checkpoints(loop)
 
@@ -123,6 +128,7 @@ class _Pass(ABC):
     """One run of a loop: ahead once, and back as often as autograd asks."""
 
     name = "checkpointed loop"
+    shown_name = "checkpointed_loop"
 
     def __init__(self, steps: Steps, loop: _Loop, progress: Progress | None) -> None:
         self.steps = steps
@@ -132,6 +138,20 @@ class _Pass(ABC):
         self.run: Run | None = None
         self.traced: list[bool] = []  # leaves of the final state, stacked outputs: differentiable?
         self.final: HeldState = self.initial
+        self.account = Account()
+        self.tales: LoopTales | None = None
+        if self.account.must_weigh and loop.is_traced:
+            made = [plain(value) for value in loop.values if is_made(value)]
+            self.tales = LoopTales(self.account, memories(made), progress)
+
+    @property
+    def watcher(self) -> Watcher | None:
+        return self.tales or self.progress
+
+    def weighed(self, measured: Measured) -> None:
+        if self.tales:
+            tape_bytes = measured.tape_bytes - measured.state_bytes
+            self.tales.weighed(tape_bytes, plain_bytes=self.steps.plain_bytes)
 
     def shown(self, *, last: bool) -> AbstractContextManager[None]:
         return self.progress.shown(last=last) if self.progress else nullcontext()
@@ -152,7 +172,12 @@ class _Pass(ABC):
         return trees.unflatten(loop.structure, results[:count]), results[count:]
 
     def ahead(self) -> tuple[Any, ...]:
-        with self.steps.captures.filled(self.steps.captured), self.shown(last=False):
+        self.account.begin(self.shown_name)
+        with (
+            self.account.inside(),
+            self.steps.captures.filled(self.steps.captured),
+            self.shown(last=False),
+        ):
             self.run = self.start(traced=True)
         self.steps.captures.refuse_leftovers()
         self.steps.randomness.watch_only_used(self.initial.moment, self.steps.randomness.moment())
@@ -168,10 +193,19 @@ class _Pass(ABC):
         steps.start_gradients()
         steps.outputs.gradients = seeds[count:]
         now = steps.randomness.moment()
+        known, steps.seconds = self.run.evaluations if self.run else 0, 0.0
+        if self.tales:
+            self.tales.is_ahead = False
         try:
-            with steps.captures.filled(steps.captured), self.shown(last=True):
+            with (
+                self.account.inside(),
+                steps.captures.filled(steps.captured),
+                self.shown(last=True),
+            ):
                 run, self.run = self.run or self._again(), None
                 state = self.finish(run, seeds[:count])
+            if run.evaluations > known:
+                self.account.recomputed(run.evaluations - known, steps.seconds)
         finally:
             steps.randomness.go_to(now)
             steps.outputs.gradients = ()
@@ -233,9 +267,10 @@ class _FixedPass(_Pass):
         elif self.schedule is None:
             measured = None
             # Step 0 is always recorded first: that tells constants from what depends on the trace.
-            if self.options.needs_measuring:
+            if self.options.needs_measuring or (self.tales and self.options.steps):
                 exactly = self.options.memory_budget is not None
                 first, measured = self.steps.measure(self.initial, exactly=exactly)
+                self.weighed(measured)
             elif self.options.steps:
                 first = self.steps.record(self.initial, 0)
             self.steps.captures.accept_constants()
@@ -243,7 +278,7 @@ class _FixedPass(_Pass):
             if self.progress:
                 self.progress.expect(self.schedule.evaluations - self.options.steps)
         run: Run = LoopRun(
-            self.steps, self.initial, self.options.steps, first=first, watcher=self.progress
+            self.steps, self.initial, self.options.steps, first=first, watcher=self.watcher
         )
         self.final = run.forward(self.schedule)
         return run
@@ -260,22 +295,24 @@ class _WhilePass(_Pass):
         steps: Steps,
         loop: _Loop,
         goes_on: list[Any],
+        replay: list[Any],
         num_checkpoints: int | None,
         memory_budget: Budget | None,
         progress: Progress | None,
     ) -> None:
         super().__init__(steps, loop, progress)
+        self.shown_name = "checkpointed_while"
         self.goes_on = goes_on
-        self.replays_condition = False
+        self.replay = replay  # not empty: run the condition after every step
         self.slots = num_checkpoints
         self.budget = memory_budget
 
     def start(self, *, traced: bool) -> Run:
         first: RecordedStep | None = None
-        if self.slots is None:
-            first = self._measure_slots(traced=traced)
+        if self.slots is None or self.tales:
+            first = self._measure_first(traced=traced)
         assert self.slots is not None
-        run: Run = LoopRun(self.steps, self.initial, 0, first=first, watcher=self.progress)
+        run: Run = LoopRun(self.steps, self.initial, 0, first=first, watcher=self.watcher)
         self.final, _ = run.forward_while(
             Online(self.slots).forward(), lambda state: self._goes_on(run, state)
         )
@@ -287,25 +324,28 @@ class _WhilePass(_Pass):
             run.initial = HeldState(self.initial.leaves, self.steps.randomness.moment())
         return answer
 
-    def _measure_slots(self, *, traced: bool) -> RecordedStep | None:
-        assert self.budget is not None
-        state_bytes = _state_bytes(self.initial)
+    def _measure_first(self, *, traced: bool) -> RecordedStep | None:
         if not traced or not self.goes_on[0](self.steps.resume(self.initial)):
-            self.slots = parse_budget(self.budget, whole=0) // state_bytes
+            if self.slots is None:
+                assert self.budget is not None
+                self.slots = parse_budget(self.budget, whole=0) // _state_bytes(self.initial)
             return None
-        first, measured = self.steps.measure(self.initial, exactly=True)
-        budget = parse_memory(self.budget, 1, measured)
-        self.slots = (budget - measured.working_bytes) // measured.state_bytes
+        first, measured = self.steps.measure(self.initial, exactly=self.slots is None)
+        self.weighed(measured)
+        if self.slots is None:
+            budget = parse_memory(self.budget, 1, measured)
+            self.slots = (budget - measured.working_bytes) // measured.state_bytes
         return first
 
     def finish(self, run: Run, seeds: Gradients) -> Gradients:
         assert self.slots is not None
         way_back = Online(self.slots).backward(run.steps, sorted(run.held))
-        self.replays_condition = self.steps.randomness.is_used
+        if self.steps.randomness.is_used:
+            self.replay.append(self.goes_on)
         try:
             return run.backward(seeds, way_back, self.final)
         finally:
-            self.replays_condition = False
+            self.replay.clear()
 
 
 @primitive  # type: ignore[untyped-decorator]

@@ -56,9 +56,11 @@ class Randomness:
             self._sources[i].write(moment[i])
             self._known[i] = moment[i]
 
-    def watch_only_used(self, before: Moment, after: Moment) -> None:
-        """Leave alone the sources that a whole sweep of the loop did not draw from."""
+    def watch_only_used(self, before: Moment, after: Moment) -> Moment:
+        """Leave alone the sources that were not drawn from; return what counts of `before`."""
         self._active = [i for i in self._active if before[i] is not after[i]]
+        self._known = [now if i in self._active else None for i, now in enumerate(self._known)]
+        return tuple(then if i in self._active else None for i, then in enumerate(before))
 
 
 def _source(generator: Any) -> _Source:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -13,6 +14,8 @@ from autograd.tracer import isbox, trace_stack
 from ... import trees
 from ...errors import RecomputeMismatchError, UnsupportedError
 from ...segments import SegmentOptions
+from ...watching import warn_once
+from .accounts import Account, is_inside_a_region, is_made
 from .captures import capture
 from .randomness import Randomness
 from .steps import proves_nothing, read_only
@@ -25,6 +28,7 @@ from .tape import (
     refuse_changed,
     zeros_like,
 )
+from .weighing import held_elsewhere, memories, traced_memory
 from .whole import run_as_one
 
 __all__ = ["checkpoint_tensor", "run_segment"]
@@ -41,6 +45,9 @@ def run_segment(
         return function(*args, **kwargs)
     segment = _Segment(function, args, kwargs, options)
     if not any(map(isbox, segment.values)):
+        # (Inside a region that runs ahead nothing is traced: only its way back is recorded.)
+        if not is_inside_a_region():
+            _warn_of_no_effect(segment.shown_name)
         return function(*args, **kwargs)
     values = iter(run_as_one(segment, segment.values))
     results = [next(values) if is_differentiable(r) else r for r in segment.results]
@@ -57,11 +64,21 @@ def checkpoint_tensor(tensor: Any, threshold: int | None) -> Any:
     )
 
 
+def _warn_of_no_effect(name: str) -> None:
+    warn_once(
+        ("numpy", "not traced", name),
+        f"checkpointing {name} has no effect: nothing that goes in or that it closes over depends "
+        "on what is differentiated, so nothing would be held; call it without checkpoint",
+    )
+
+
 class _Segment:
     name = "checkpointed call"
 
     def __init__(self, function: Any, args: Any, kwargs: Any, options: SegmentOptions) -> None:
         self.holder = [function]
+        self.shown_name = options.name or _name_of(function)
+        self.threshold = options.threshold
         self.leaves, self.structure = trees.flatten((args, kwargs))
         self.captures = capture([self.holder])
         self.values = [*self.leaves, *self.captures.boxes]
@@ -76,35 +93,82 @@ class _Segment:
         self.result_structure: trees.Structure | None = None
         self.traced_results: list[bool] = []
         self.marks: list[Any] = []
+        self.account = Account()
+        self.tape_bytes = 0  # if it was weighed
+        self.tape_key = object()
+        self.kept: Recording | None = None
 
     def ahead(self) -> tuple[Any, ...]:
-        # Copies, in case the function works in place: the inputs are kept for the way back.
-        own = [v.copy() if isinstance(v, np.ndarray) else v for v in self.inputs]
-        with self.captures.filled(self.captured):
-            self.results = self._call(own[: len(self.leaves)])
+        self.account.begin(self.shown_name)
+        if self.threshold is None and not self.account.must_weigh:
+            self.results = self._run()
+        else:
+            self._rehearse()
+        if self.randomness:
+            # A state is some 30 KB: not worth holding for a function that draws no numbers.
+            now = self.randomness.moment()
+            self.moment = self.randomness.watch_only_used(self.moment, now)
         self.captures.refuse_leftovers()
         refuse_boxes(self.results)
         self.traced_results = [is_differentiable(result) for result in self.results]
-        self.marks = [fingerprint(result) for result in self.results]
+        if self.kept is None:
+            self.marks = [fingerprint(result) for result in self.results]
         return tuple(result for result in self.results if is_differentiable(result))
 
     def back(self, gradients: Any) -> list[Any]:
-        with self._replayed():
-            recording = record(self._recorded, self.inputs, self.wanted)
-        refuse_boxes(recording.results)
-        self._refuse_another(recording)
+        recording = self.kept or self._recorded_again()
         parts = iter(gradients)
         seeds = [next(parts) if traced else None for traced in self.traced_results]
         gathered = recording.go_back(seeds, [None] * len(self.inputs))
+        self.account.frees(self.tape_key)
         return [
             total[0] if total is not None else zeros_like(value) if want else None
             for value, total, want in zip(self.inputs, gathered, self.wanted, strict=True)
         ]
 
+    def _run(self) -> list[Any]:
+        # Copies, in case the function works in place: the inputs are kept for the way back.
+        own = [v.copy() if isinstance(v, np.ndarray) else v for v in self.inputs]
+        with self.account.inside(), self.captures.filled(self.captured):
+            return self._call(own[: len(self.leaves)])
+
+    def _rehearse(self) -> None:
+        """Run with a tape and weigh it; keep it if it is light enough."""
+        account = self.account
+        with traced_memory() as used, account.inside(rehearsing=self.threshold is None):
+            base = used()
+            recording = record(self._recorded, self.inputs, self.wanted)
+            self.tape_bytes = used() - base
+        self.results, recording.results = recording.results, []
+        brought = memories(self.inputs)
+        made = {k: size for k, size in memories(self.results).items() if k not in brought}
+        pairs = zip(self.results, held_elsewhere(self.results), strict=True)
+        on_tape = {k: made[k] for k in memories(r for r, held in pairs if held) if k in made}
+        between = max(0, self.tape_bytes - sum(made.values()))
+        self.tape_bytes = between + sum(on_tape.values())
+        inputs = memories(p for p, v in zip(self.inputs, self.values, strict=True) if is_made(v))
+        account.weighed(between + account.inner_excess, inputs | on_tape)
+        account.keeps_arrays(inputs)
+        if self.threshold is not None and self.tape_bytes <= self.threshold:
+            self.kept = recording
+            account.keeps_arrays(on_tape)
+            account.keeps(object(), between)
+
+    def _recorded_again(self) -> Recording:
+        started = time.perf_counter()
+        with self._replayed(), self.account.inside():
+            recording = record(self._recorded, self.inputs, self.wanted)
+        self.account.recomputed(1, time.perf_counter() - started)
+        refuse_boxes(recording.results)
+        self._refuse_another(recording)
+        recording.results = []
+        self.account.holds(self.tape_key, self.tape_bytes)
+        return recording
+
     def _refuse_another(self, recording: Recording) -> None:
         """Refuse a second run that gave other results, or could have without showing it."""
         again = [fingerprint(result) for result in recording.results]
-        name = getattr(self.holder[0], "__name__", "the function")
+        name = _name_of(self.holder[0])
         if again != self.marks:
             number = next(
                 (i for i, (a, b) in enumerate(zip(again, self.marks, strict=False)) if a != b), 0
@@ -154,6 +218,10 @@ class _Segment:
                 randomness.go_to(now)
 
         return replayed()
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__name__", None) or type(function).__name__
 
 
 def fingerprint(value: Any) -> Any:

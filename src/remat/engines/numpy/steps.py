@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from .tape import (
     refuse_changed,
     zeros_like,
 )
+from .weighing import held_elsewhere, nbytes, references, traced_memory
 
 __all__ = [
     "Gradients",
@@ -79,6 +80,8 @@ class Steps:
         self.randomness = randomness
         self.inputs = inputs
         self.outputs = outputs
+        self.plain_bytes = 0  # what a step adds to a plain pass, if it was measured
+        self.seconds = 0.0  # that steps have taken, without the way back through them
         self._reached = 0  # how far the loop was ever run: a second pass runs all of it again
         self.start_gradients()
 
@@ -90,7 +93,7 @@ class Steps:
     # -- verbs ---------------------------------------------------------------------------------
 
     def advance(self, state: Any, start: int, stop: int) -> Any:
-        step = start
+        step, started = start, time.perf_counter()
         call, take, keep = self.call, self.inputs.take, self.outputs.keep
         collect = self.outputs.wanted
         try:
@@ -105,6 +108,7 @@ class Steps:
             _note(error, step)
             raise
         self._reached = max(self._reached, stop)
+        self.seconds += time.perf_counter() - started
         return state
 
     def hold(self, state: Any) -> HeldState:
@@ -119,7 +123,7 @@ class Steps:
         return HeldState(trees.flatten(state)[0], self.randomness.moment())
 
     def record(self, held: HeldState, step: int) -> RecordedStep:
-        leaves = held.leaves
+        leaves, started = held.leaves, time.perf_counter()
         self.randomness.go_to(held.moment)
         given = trees.flatten(self.inputs.take(step))
         sizes = len(leaves), len(given[0])
@@ -156,6 +160,7 @@ class Steps:
         if step < self._reached:
             self._refuse_doubt(recorded, step)
         self._reached = max(self._reached, step + 1)
+        self.seconds += time.perf_counter() - started
         return recorded
 
     def before(self, recorded: RecordedStep) -> HeldState:
@@ -188,13 +193,14 @@ class Steps:
 
         What a pass needs beside its checkpoints is estimated, or, `exactly`, tried out.
         """
-        state_bytes = max(1, sum(map(_nbytes, initial.leaves)))
-        with _traced_memory() as used:
-            base = used()
+        state_bytes = max(1, sum(map(nbytes, initial.leaves)))
+        with traced_memory() as used:
+            base, known = used(), references(initial.leaves)
             recorded = self.record(initial, 0)
             # What a scan collects belongs to the caller, and is made room for at once.
-            base += sum(map(_nbytes, self.outputs.stacks))
+            base += sum(map(nbytes, self.outputs.stacks))
             made = max(used() - base, state_bytes)
+            self.plain_bytes = made - self._idle_bytes(recorded, known)
             peak = self._trial(recorded) - base if exactly else self._guess(made, state_bytes)
         # Beside going back through a step: the working state, the state to compare with, and, in
         # the hands of whoever differentiates, the final state and its gradient. A quarter more
@@ -202,9 +208,16 @@ class Steps:
         working = 4 * state_bytes + peak + peak // 4
         return recorded, Measured(state_bytes, made + state_bytes, working)
 
+    def _idle_bytes(self, recorded: RecordedStep, known: list[int]) -> int:
+        """Weigh what no tape needs of a state: neither that of the step before nor that after."""
+        before, after = recorded.before.leaves, recorded.after.leaves
+        needed = zip(references(before), known, held_elsewhere(after), strict=True)
+        pairs = zip(after, needed, strict=True)
+        return sum(nbytes(leaf) for leaf, (now, then, held) in pairs if now <= then and not held)
+
     def _guess(self, made: int, state_bytes: int) -> int:
         """The gradient, the tape and as much again in passing, and what gathers gradients."""
-        return state_bytes + 2 * made + 3 * sum(map(_nbytes, self.captured))
+        return state_bytes + 2 * made + 3 * sum(map(nbytes, self.captured))
 
     def _trial(self, recorded: RecordedStep) -> int:
         """Go back through a step twice, the second time adding to sums; return the peak."""
@@ -341,19 +354,6 @@ class Outputs:
         return [None if g is None else g[step] for g in self.gradients]
 
 
-@contextmanager
-def _traced_memory() -> Iterator[Callable[[], int]]:
-    """Count the bytes that are allocated; what was switched on is switched off."""
-    started = not tracemalloc.is_tracing()
-    if started:
-        tracemalloc.start()
-    try:
-        yield lambda: tracemalloc.get_traced_memory()[0]
-    finally:
-        if started:
-            tracemalloc.stop()
-
-
 def _note(error: Exception, step: int) -> None:
     error.add_note(f"raised in step {step} of a loop that remat runs")
 
@@ -397,10 +397,6 @@ def read_only(value: Any) -> Any:
         value = value.view()
         value.flags.writeable = False
     return value
-
-
-def _nbytes(leaf: Any) -> int:
-    return int(getattr(leaf, "nbytes", 0) or np.asarray(leaf).nbytes)
 
 
 def _show(structure: trees.Structure) -> str:

@@ -2,6 +2,7 @@
 
 from .scope import close_scope, open_scope
 from .segment import checkpoint_tensor, is_marked, mark, run_segment
+from .verify import verify
 
 __all__ = [
     "checkpoint_tensor",
@@ -10,4 +11,5 @@ __all__ = [
     "mark",
     "open_scope",
     "run_segment",
+    "verify",
 ]

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...errors import UnsupportedError
 from ...watching import watchers
 from .kinds import Kind, is_ordinary, kind_of, kinds
 from .places import here
@@ -58,16 +59,24 @@ class Recorder(TorchDispatchMode):
     def open(self, region: Region) -> None:
         region.start = self._ops
         watching = watchers()
-        if watching:
+        if watching and region.watch is None:
             region.watch = Watch(region.name, watching)
         if self.opened:
             region.parent = self.region
             self.region.children = (*self.region.children, ref(region))
         else:
-            self.__enter__()
-            self._hooks.__enter__()
+            self._switch_on()
         self.opened.append(region)
         self.region = region
+
+    def _switch_on(self) -> None:
+        try:
+            self._hooks.__enter__()
+        except RuntimeError as error:  # somebody has forbidden them
+            raise UnsupportedError(
+                f"checkpointing needs hooks on saved tensors, which are switched off here: {error}"
+            ) from error
+        self.__enter__()
 
     def close(self, region: Region) -> None:
         if region not in self.opened:
@@ -77,8 +86,8 @@ class Recorder(TorchDispatchMode):
         if self.opened:
             self.region = self.opened[-1]
         else:
-            self._hooks.__exit__()
             self.__exit__(None, None, None)
+            self._hooks.__exit__()
             del self.region
         if region.watch is not None:
             region.watch.closed(region)
@@ -110,7 +119,11 @@ class Recorder(TorchDispatchMode):
         piece = self.piece(tensor)
         state = piece if type(piece) is State else piece.state
         if state.held is None:
-            self._hold(state, tensor)
+            made = state.tensor()
+            if made is None:
+                self._meet(tensor)  # its shape is forgotten: from here on it is one from outside
+            else:
+                state.hold(alias(made))
 
     # What ops do. This runs for every op: it is long so that it need not call for the usual ones.
 
@@ -156,10 +169,10 @@ class Recorder(TorchDispatchMode):
         seconds = time.perf_counter() - began
         op = Op(self._ops, kind, encoded, keywords or None, random, here())
         self._ops += 1
-        made = [self._after_write(op, *write) for write in written]
+        made = [(self._after_write(op, *write), write[1]) for write in written]
         made += self._made_several(out, op)
         if random is not None:
-            self._keep_what_was_drawn(op, made)
+            self._keep_what_was_drawn(random[1], made)
         for region in self.opened:
             if region.watch is not None:
                 region.watch.ran(op, made, seconds)
@@ -191,54 +204,84 @@ class Recorder(TorchDispatchMode):
             return state
         state = self._known(tensor)
         if state is None:
-            state = self._meet(tensor)
-        elif state.blank:  # whoever wrote to it, we did not see it
-            state.blank = False
-            state.op = None
-            self._hold(state, tensor)
-        return state if state.tensor() is tensor else View(state, tensor)
+            return self._meet(tensor)
+        made = state.tensor()
+        if state.outside:
+            if made is not tensor and (made is None or made is not tensor._base):
+                return self._sibling(state, tensor)
+            if state.version != tensor._version:
+                return self._meet(tensor)  # somebody wrote to it unseen
+        elif state.blank:
+            self._keep_blank(state, tensor)
+            return state
+        return state if made is tensor else View(state, tensor)
 
     def _known(self, tensor: Tensor) -> State | None:
         """Return the state a tensor is in, if it was noted and not written to unseen."""
         try:
             state = self._states.get(tensor.untyped_storage()._remat)  # type: ignore[attr-defined]
-            if state is not None and state.version == tensor._version:
+            if state is not None and (state.version == tensor._version or state.outside):
                 return state
         except (AttributeError, RuntimeError):  # no note, no storage, no version
             pass
         return None
 
+    def _sibling(self, state: State, tensor: Tensor) -> State:
+        """Return the state of another tensor from outside over the same bytes.
+
+        It may count its writes by itself, so it is held for itself, too.
+        """
+        if state.siblings is None:
+            state.siblings = [state]
+        for sibling in state.siblings:
+            if sibling.tensor() is tensor and sibling.version == tensor._version:
+                return sibling
+        new = self._held_from_outside(tensor)
+        state.siblings.append(new)
+        return new
+
     def _meet(self, tensor: Tensor) -> State:
         """Note a tensor whose bytes come from outside, or were written unseen: it is held."""
-        state = self._new_state(tensor)
+        state = self._held_from_outside(tensor)
+        self._note(tensor, state)
+        if state.held is tensor:
+            self._outside[id(tensor)] = state
+        return state
+
+    def _held_from_outside(self, tensor: Tensor) -> State:
+        state = State(tensor, version_of(tensor))
         state.outside = True
         state.leaf = tensor.grad_fn is None
         if state.leaf and tensor.requires_grad:
             state.held = tensor
             state.held_version = state.version
-            self._outside[id(tensor)] = state
+            if is_ordinary(tensor):
+                state.held_storage = tensor.untyped_storage()
+        elif tensor.is_inference():
+            state.hold(fresh_copy(tensor))  # it does not count its writes, so we could not see one
         else:
             # Not the tensor itself: a write may give it a history that leads back to us. Leaves
             # that require grad, the parameters, never get one.
             state.hold(alias(tensor))
         return state
 
-    def _new_state(self, tensor: Tensor) -> State:
-        """Return a new state for the bytes of a tensor, which they are in from now on."""
-        state = State(tensor, version_of(tensor))
+    def _note(self, tensor: Tensor, state: State) -> None:
+        """Note on a tensor's storage that its bytes are in this state from now on."""
         if is_ordinary(tensor):
             note = next(_notes)
             tensor.untyped_storage()._remat = note  # type: ignore[attr-defined]
             self._states[note] = state
-        return state
 
-    def _hold(self, state: State, tensor: Tensor) -> None:
-        """Hold a state by any tensor over it."""
-        made = state.tensor()
-        if made is None:  # views of it are absolute, so any tensor over it will do
-            state.tensor, state.size = ref(tensor), tensor.size()
-            made = tensor
-        state.hold(alias(made))
+    def _keep_blank(self, state: State, tensor: Tensor) -> None:
+        """Hold memory that is read before we saw anything written to it: somebody else wrote."""
+        state.blank = False
+        self._keep(state, tensor)
+
+    def _keep(self, state: State, tensor: Tensor) -> None:
+        """Hold a state that was not read yet, by a tensor over it; it is not computed again."""
+        state.op = None
+        state.tensor, state.size = ref(tensor), tensor.shape
+        state.hold(alias(tensor))
 
     def _made(self, tensor: Tensor, op: Op, output: int) -> State | None:
         """Note an output. Over a storage that we know it is a view, and there is nothing to do."""
@@ -254,17 +297,16 @@ class Recorder(TorchDispatchMode):
         state = states[note] = State(tensor, 0, op, output)
         return state
 
-    def _made_several(self, out: Any, op: Op) -> list[State]:
+    def _made_several(self, out: Any, op: Op) -> list[tuple[State, Tensor]]:
         made = []
         for number, tensor in enumerate(flat(out)):
             if isinstance(tensor, Tensor) and is_ordinary(tensor):
                 state = self._made(tensor, op, number)
                 if state is not None:
-                    made.append(state)
+                    made.append((state, tensor))
                     state.blank = op.kind.blank
                     if op.kind.opaque:
-                        state.op = None
-                        state.hold(alias(tensor))
+                        self._keep(state, tensor)
         return made
 
     # Writes. What is overwritten is copied before if it is needed and cannot be computed again.
@@ -272,41 +314,49 @@ class Recorder(TorchDispatchMode):
     def _before_writes(
         self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[tuple[tuple[Any, int], Tensor, State]]:
-        written = []
+        targets = []
         for key in kind.writes:
             if isinstance(key, str):
                 target = kwargs.get(key)
             else:
                 target = args[key] if key < len(args) else None
             tensors = target if isinstance(target, list | tuple) else [target]
-            for number, tensor in enumerate(tensors):
-                if isinstance(tensor, Tensor):
-                    written.append(((key, number), tensor, self._before_write(kind, tensor)))
-        return written
+            targets += [((key, n), t) for n, t in enumerate(tensors) if isinstance(t, Tensor)]
+        alone = len(targets) == 1 and not kind.fresh
+        return [
+            (key, tensor, self._before_write(kind, tensor, alone=alone)) for key, tensor in targets
+        ]
 
-    def _before_write(self, kind: Kind, tensor: Tensor) -> State:
+    def _before_write(self, kind: Kind, tensor: Tensor, *, alone: bool) -> State:
+        """Save what is overwritten. If it is all that the op makes, the op is never run again."""
         state = self._known(tensor) or self._meet(tensor)
-        if state.blank and not (kind.fills and _covers(tensor)):
-            self.piece(tensor)  # it is read, so it is held
-        if state.held is not None:
-            self._outside.pop(id(state.held), None)
-            if state.op is not None or (state.outside and not state.read and not kind.fresh):
-                state.held = None
+        if state.blank:
+            if kind.fills and _covers(tensor):
+                state.blank = False  # from here on it can be computed
             else:
-                state.hold(fresh_copy(state.held))
-        return state
+                self.piece(tensor)  # it is read, so it is held
+        for sibling in state.siblings or (state,):
+            if sibling.held is not None:
+                self._outside.pop(id(sibling.held), None)
+                if sibling.op is not None or (sibling.outside and not sibling.read and alone):
+                    sibling.held = None
+                elif version_of(sibling.held) == sibling.held_version:  # or it is stale already
+                    sibling.hold(fresh_copy(sibling.held))
+                    sibling.held_storage = None
+        piece = self.piece(tensor)
+        return piece if type(piece) is State else piece.state
 
     def _after_write(self, op: Op, key: Any, tensor: Tensor, before: State) -> State:
-        after = self._new_state(tensor)
-        after.version += 1  # autograd counts the write when we are done with it
+        after = State(tensor, version_of(tensor) + 1)  # autograd counts the write after us
         after.outside, after.leaf = before.outside, before.leaf
         if before.outside or op.kind.opaque:
             after.hold(alias(tensor))
-            after.held_version += 1
+            after.held_version = after.version
         else:
             after.op = op
             after.argument = key
             after.tensor, after.size = before.tensor, before.size
+        self._note(tensor, after)
         return after
 
     def _without_hidden(self, kind: Kind, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -320,21 +370,20 @@ class Recorder(TorchDispatchMode):
             return args
         for number in numbers:
             if isinstance(args[number], Tensor) and self._known(args[number]) is not None:
-                self._before_write(kind, args[number])
+                self._before_write(kind, args[number], alone=False)
                 del args[number].untyped_storage()._remat
         return tuple(None if number in numbers else arg for number, arg in enumerate(args))
 
-    def _keep_what_was_drawn(self, op: Op, made: list[State]) -> None:
+    def _keep_what_was_drawn(
+        self, generator_state: Tensor, made: list[tuple[State, Tensor]]
+    ) -> None:
         """Hold what an op drew, if that is smaller than the state of its generator or wanted."""
-        assert op.random is not None
-        tensors = [tensor for state in made if (tensor := state.tensor()) is not None]
-        drawn = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-        if self.region.preserve_rng_state and drawn > op.random[1].nbytes:
+        drawn = sum(tensor.untyped_storage().nbytes() for _, tensor in made)
+        if self.region.preserve_rng_state and drawn > generator_state.nbytes:
             return
-        for state, tensor in zip(made, tensors, strict=True):
+        for state, tensor in made:
             if not state.outside:
-                state.op = None
-                state.hold(alias(tensor))
+                self._keep(state, tensor)
                 state.held_version = state.version
 
 
@@ -358,4 +407,11 @@ def _nothing() -> None:
 
 def _covers(tensor: Tensor) -> bool:
     """Return whether a tensor lies over all bytes of its storage."""
-    return tensor.nbytes == tensor.untyped_storage().nbytes() and tensor.is_contiguous()
+    if tensor.nbytes != tensor.untyped_storage().nbytes():
+        return False
+    distance = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != distance:
+            return False  # some elements lie upon one another
+        distance *= size
+    return True

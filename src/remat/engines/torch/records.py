@@ -11,8 +11,8 @@ that everything is freed by reference counting as soon as nobody needs it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, final
 from weakref import ref
 
 import torch
@@ -25,6 +25,7 @@ from .places import Place
 __all__ = ["Op", "Piece", "State", "View", "alias", "fresh_copy", "over", "version_of"]
 
 
+@final
 class State:
     """What the bytes of a storage were between two writes.
 
@@ -37,24 +38,29 @@ class State:
         "argument",
         "blank",
         "held",
+        "held_storage",
         "held_version",
         "leaf",
         "op",
         "output",
         "outside",
         "read",
+        "siblings",
         "size",
         "tensor",
         "version",
     )
 
     def __init__(self, tensor: Tensor, version: int, op: Op | None = None, output: int = 0) -> None:
-        self.tensor = ref(tensor)  # the one that was made with it, as long as it lives
+        # The one that was made with it, as long as it lives.
+        self.tensor: Callable[[], Tensor | None] = ref(tensor)
         self.size = tensor.shape
         self.version = version  # of the tensors over it, so that a write that we missed shows
         self.op = op
         self.output = output
         self.held: Tensor | None = None
+        self.held_storage: Any = None  # of a leaf, which may be given another one (p.data = …)
+        self.siblings: list[State] | None = None  # other tensors from outside over the same bytes
         self.argument: tuple[Any, int] | None = None
         self.blank = False  # nothing that we saw has been written to it
         self.leaf = False  # a parameter or an input: there in any case
@@ -67,6 +73,7 @@ class State:
         self.held_version = version_of(tensor)
 
 
+@final
 class View:
     """Another tensor over a state: where it begins, its shape, strides and type."""
 
@@ -89,7 +96,9 @@ def over(piece: Piece, base: Tensor) -> Tensor:
     """Return a piece of the state whose bytes `base` has. To be called below autograd."""
     if type(piece) is State:
         return base
-    if piece.dtype is base.dtype and not (piece.conj or piece.neg or base.is_conj()):
+    if piece.dtype is base.dtype and not (
+        piece.conj or piece.neg or base.is_conj() or base.is_neg()
+    ):
         return base.as_strided(piece.size, piece.stride, piece.offset)
     view = torch.empty(0, dtype=piece.dtype, device=base.device).set_(
         base.untyped_storage(), piece.offset, piece.size, piece.stride
@@ -102,7 +111,7 @@ def over(piece: Piece, base: Tensor) -> Tensor:
 class Op(NamedTuple):
     """A call of an operator, with pieces in place of tensors."""
 
-    index: int
+    number: int
     kind: Kind
     args: list[Any]
     keywords: dict[str, Any] | None
@@ -140,10 +149,15 @@ def _states_in(values: Iterable[Any]) -> Iterator[State]:
             yield from _states_in(value)
 
 
+_VIEWS = torch._C.DispatchKey.ADInplaceOrView
+_counting = torch._C._SetExcludeDispatchKeyGuard
+
+
 def alias(tensor: Tensor) -> Tensor:
     """Return the same bytes and version counter without the history, unseen by any mode."""
     if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
-        with torch._C._DisableTorchDispatch():
+        # An op is being dispatched, perhaps, below the layer that shares the counter.
+        with torch._C._DisableTorchDispatch(), _counting(_VIEWS, False):
             return tensor.detach()
     with _disable_current_modes():
         return tensor.detach()
@@ -169,4 +183,6 @@ def fresh_copy(tensor: Tensor) -> Tensor:
             tensor.size(),
             tensor.stride(),
         )
-        return torch.ops.aten._conj.default(copy) if tensor.is_conj() else copy
+        if tensor.is_conj():
+            copy = torch.ops.aten._conj.default(copy)
+        return torch.ops.aten._neg_view.default(copy) if tensor.is_neg() else copy

@@ -37,7 +37,7 @@ class Handle:
         self.piece = piece
         self.region = region
         self.tensor: Tensor | None = None
-        self.kept = False  # the tensor stays after it was asked for
+        self.kept = -1  # if the tensor is to stay after it was asked for: its version
 
     @property
     def state(self) -> State:
@@ -55,9 +55,9 @@ class Region:
     _pass = -1  # the backward pass that it was computed in
 
     def __init__(
-        self, name: str = "", *, preserve_rng_state: bool = True, room: float | None = None
+        self, name: Any = "", *, preserve_rng_state: bool = True, room: float | None = None
     ) -> None:
-        self.name = name
+        self.name = name  # text, or the function that it is of
         self.preserve_rng_state = preserve_rng_state
         self.room = room  # bytes that may be held inside; if that is not enough, none are
         self.all_handles: list[ref[Handle]] = []
@@ -76,7 +76,7 @@ class Region:
             self._held.add(handle.state)
             self.room -= tensor.untyped_storage().nbytes()
         if self.room >= 0:
-            handle.tensor, handle.kept = alias(tensor), True
+            handle.tensor, handle.kept = alias(tensor), tensor._version
         else:
             self.room = None
             self._held.clear()
@@ -99,7 +99,7 @@ class Region:
                 handle.state.held = None
 
     def _drop(self, handle: Handle) -> None:
-        handle.tensor, handle.kept = None, False
+        handle.tensor, handle.kept = None, -1
         if self.watch is not None:
             self.watch.lost(handle)
 
@@ -200,7 +200,7 @@ class Region:
     def _end_of_pass(self) -> None:
         self._inputs = Region._inputs
         for handle in self.handles():
-            if not handle.kept:
+            if handle.kept < 0:
                 self._drop(handle)
         if self.watch is not None:
             self.watch.end_of_pass()
@@ -218,9 +218,12 @@ def unpack(packed: Handle | State) -> Tensor:
         packed.region.watch.used(packed)
     tensor = packed.tensor
     if tensor is not None:
-        if not packed.kept:
+        if packed.kept < 0:
             packed.tensor = None
-        return tensor
+            return tensor
+        if packed.kept == tensor._version:
+            return tensor
+        packed.region.drop(packed.state)  # it was written to, so it is computed again
     state = packed.state
     if state.held is None:
         return packed.region.compute(packed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import ChainMap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +42,7 @@ NOT_OURS = (torch._C._dispatch_keyset_full() - _after_views) | torch._C.Dispatch
 
 
 def needs(wanted: Iterable[Piece], start: int, given: Mapping[State, Any]) -> Needs:
-    """Find the ops from number `start` on that lead from what is held or given to what is wanted."""
+    """Find the ops, from number `start` on, that lead from what is there to what is wanted."""
     uses: dict[State, int] = {}
     needed: dict[int, Needed] = {}
     outer: list[State] = []
@@ -56,15 +56,15 @@ def needs(wanted: Iterable[Piece], start: int, given: Mapping[State, Any]) -> Ne
         if state.held is not None or state in given:
             continue
         op = state.op
-        if op is None or op.index < start:
+        if op is None or op.number < start:
             outer.append(state)
-        elif op.index in needed:
-            needed[op.index].makes.append(state)
+        elif op.number in needed:
+            needed[op.number].makes.append(state)
         else:
             reads = op.reads()
-            needed[op.index] = Needed(op, [state], reads)
+            needed[op.number] = Needed(op, [state], reads)
             stack += reads
-    return Needs([needed[index] for index in sorted(needed)], outer, uses)
+    return Needs([needed[number] for number in sorted(needed)], outer, uses)
 
 
 def replay(
@@ -110,7 +110,7 @@ def _run(
     given: Mapping[State, Tensor],
 ) -> None:
     """Run an op again and put what it makes among the values."""
-    source: Mapping[State, Tensor] = values
+    source: MutableMapping[State, Tensor] = values
     if op.kind.writes:
         for state in states:
             if state.argument is not None:
@@ -156,10 +156,13 @@ def value_of(state: State) -> Tensor:
     """Return a state that is held. Raise, as autograd does, if it was written to since."""
     held = state.held
     assert held is not None
-    try:
-        if held._version == state.held_version:
-            return held
-    except RuntimeError:  # a tensor of inference mode
+    if state.held_storage is not None and held.untyped_storage() is not state.held_storage:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been given other memory: "
+            f"[{held.dtype} {list(held.shape)}], by assignment to its .data. A checkpointed region "
+            "needs what it was to compute again what it forgot; assign after the backward pass"
+        )
+    if held._version == state.held_version:
         return held
     raise RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace "

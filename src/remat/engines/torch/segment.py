@@ -15,7 +15,7 @@ from ...watching import warn_once
 from .recorder import Recorder, recorder_of_this_thread
 from .records import State
 from .regions import Region
-from .watch import nbytes_of
+from .watch import Watch, name_of, nbytes_of
 
 __all__ = [
     "checkpoint_tensor",
@@ -35,7 +35,9 @@ def run_segment(
 ) -> Any:
     """Call `function`, keep its inputs and forget what lies between."""
     region = open_region(
-        options.name, preserve_rng_state=options.preserve_rng_state, room=options.threshold
+        options.name or function,
+        preserve_rng_state=options.preserve_rng_state,
+        room=options.threshold,
     )
     try:
         return function(*args, **kwargs)
@@ -44,7 +46,11 @@ def run_segment(
 
 
 def open_region(
-    name: str, *, preserve_rng_state: bool = True, room: float | None = None
+    name: Any,
+    *,
+    preserve_rng_state: bool = True,
+    room: float | None = None,
+    watch: Watch | None = None,
 ) -> Region | None:
     """Begin a region; None if no gradient is recorded, so that there is nothing to forget."""
     recorder = recorder_of_this_thread()
@@ -58,6 +64,7 @@ def open_region(
             "or call the function without checkpointing"
         )
     region = Region(name, preserve_rng_state=preserve_rng_state, room=room)
+    region.watch = watch
     recorder.open(region)
     return region
 
@@ -86,8 +93,7 @@ def _why_nothing(region: Region) -> str:
 
 def _warn(what: Any, why: str) -> None:
     key = getattr(what, "__code__", None) or (what if isinstance(what, str) else type(what))
-    name = what if isinstance(what, str) else getattr(what, "__qualname__", type(what).__name__)
-    warn_once((key, why), f"checkpointing {name} saved nothing: {why}")
+    warn_once((key, why), f"checkpointing {name_of(what)} saved nothing: {why}")
 
 
 def checkpoint_tensor(tensor: Tensor, threshold: int | None) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from .records import Op, State
 from .regions import Handle, Region
 from .replay import Needed, needs
 
-__all__ = ["Watch", "WatchedHandle", "nbytes_of"]
+__all__ = ["Watch", "WatchedHandle", "name_of", "nbytes_of"]
 
 _numbers = itertools.count()
 
@@ -29,6 +30,11 @@ class WatchedHandle(Handle):
 
     __slots__ = ("held_key", "nbytes", "plain_key", "value")
 
+    value: int  # its number in the trace
+    plain_key: int | None  # the memory that a plain pass holds for it, if any
+    held_key: int | None  # the memory that is held for it now, if any
+    nbytes: int
+
     def __del__(self) -> None:
         self.region.watch.released(self)
 
@@ -36,8 +42,8 @@ class WatchedHandle(Handle):
 class Watch:
     """Tells watchers of one region."""
 
-    def __init__(self, name: str, watchers: tuple[Watcher, ...]) -> None:
-        self._watchers = [(watcher, watcher.region_ran(name)) for watcher in watchers]
+    def __init__(self, what: Any, watchers: tuple[Watcher, ...]) -> None:
+        self._watchers = [(watcher, watcher.region_ran(name_of(what))) for watcher in watchers]
         self._ops: list[trace.Op] = []
         self._values: list[trace.Value] = []
         self._numbers: dict[State, int] = {}  # of the values, as long as the region is open
@@ -52,20 +58,19 @@ class Watch:
 
     # In the forward pass.
 
-    def ran(self, op: Op, made: list[State], seconds: float) -> None:
+    def ran(self, op: Op, made: list[tuple[State, Tensor]], seconds: float) -> None:
         reads = tuple(dict.fromkeys(self._number(state) for state in op.reads()))
-        for state in made:
+        for state, tensor in made:
             before = None if state.argument is None else op.overwritten(state.argument)
-            tensor = state.tensor()
             value = trace.Value(
-                nbytes=0 if tensor is None else nbytes_of(tensor),
+                nbytes=nbytes_of(tensor),
                 made_by=len(self._ops),
                 overwrites=None if before is None else self._number(before),
                 fixed=state.held is not None,
             )
             self._numbers[state] = len(self._values)
             self._values.append(value)
-        makes = tuple(self._numbers[state] for state in made)
+        makes = tuple(self._numbers[state] for state, _ in made)
         place = describe(op.place, with_module=False)
         self._ops.append(trace.Op(str(op.kind.func), reads, makes, seconds, place))
 
@@ -125,7 +130,7 @@ class Watch:
                 watcher.would_free(handle.plain_key)
 
     def replaying(self, values: Mapping[State, Tensor]) -> None:
-        """This is what a replay holds now."""
+        """Tell what a replay holds now."""
         for state in self._live.keys() - values.keys():
             self._frees(self._live.pop(state))
         for state in values.keys() - self._live.keys():
@@ -157,6 +162,11 @@ class Watch:
     def _frees(self, key: int) -> None:
         for watcher, _ in self._watchers:
             watcher.frees(key)
+
+
+def name_of(what: Any) -> str:
+    """Return the name of a region: text, or that of the function that it is of."""
+    return what if isinstance(what, str) else getattr(what, "__qualname__", type(what).__name__)
 
 
 def _key(tensor: Tensor) -> int:

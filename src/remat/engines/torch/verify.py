@@ -1,0 +1,233 @@
+"""Running a function with and without checkpointing, and comparing everything bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ... import trees
+from ...errors import RecomputeMismatchError
+from ...segments import SegmentOptions
+from ...verification import Verification
+from .belongings import belongings_of
+from .places import Place, describe, here
+from .records import Op, State
+from .replay import flat
+from .segment import close_region, open_region
+from .watch import Watch
+
+__all__ = ["verify"]
+
+Buffers = Mapping[str, Tensor]
+
+
+class Outcome(NamedTuple):
+    """What a run gave, as fingerprints by name."""
+
+    outputs: dict[str, bytes]
+    gradients: dict[str, bytes]
+    buffers: dict[str, bytes]
+    random: dict[str, bytes]
+
+
+def verify(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: SegmentOptions,
+) -> Verification:
+    """Compare outputs, gradients, buffers and random state; raise at the first difference.
+
+    The function is called on copies of its inputs. Buffers, gradients and random state are left
+    as they were found.
+    """
+    name = getattr(function, "__qualname__", type(function).__name__)
+    leaves, structure = trees.flatten((args, kwargs))
+    owned = belongings_of(function)
+    inputs = {f"input {n}": _copy(leaf) for n, leaf in enumerate(leaves)}
+    sources = {n: t for n, t in (inputs | owned.sources).items() if _takes_gradient(t)}
+    if not sources:
+        raise ValueError(
+            f"verify({name}) has no gradient to compare: none of its inputs, parameters and "
+            "closed-over tensors requires grad; call requires_grad_() on one"
+        )
+
+    def call() -> Any:
+        # Views, so that the function may write to its inputs.
+        given = [t.view_as(t) if isinstance(t, Tensor) else t for t in inputs.values()]
+        args, kwargs = trees.unflatten(structure, given)
+        return function(*args, **kwargs)
+
+    checker = Checker()
+    with _left_as_found(owned.buffers):
+        plain = _run(call, sources, owned.buffers)
+    with _left_as_found(owned.buffers):
+        checked = _run(lambda: _checkpointed(call, options, checker), sources, owned.buffers)
+    for what, before, after in zip(Outcome._fields, plain, checked, strict=True):
+        different = [key for key in before if before[key] != after.get(key)]
+        if different or before.keys() != after.keys():
+            with _left_as_found(owned.buffers):
+                cause = _first_difference(call, owned.buffers)
+            raise RecomputeMismatchError(
+                f"{name}: {what} differ with and without checkpointing: "
+                f"{', '.join(different) or 'another number of them'}. {cause}"
+            )
+    return Verification(
+        name,
+        outputs=len(plain.outputs),
+        gradients=len(plain.gradients),
+        buffers=len(plain.buffers),
+        ops=checker.compared,
+    )
+
+
+def _run(call: Callable[[], Any], sources: Buffers, buffers: Buffers) -> Outcome:
+    results, _ = trees.flatten(call())
+    outputs = {f"output {n}": _fingerprint(result) for n, result in enumerate(results)}
+    ends = [r for r in results if isinstance(r, Tensor) and r.requires_grad]
+    gradients: tuple[Tensor | None, ...] = ()
+    if ends:
+        gradients = torch.autograd.grad(
+            ends, list(sources.values()), [torch.ones_like(end) for end in ends], allow_unused=True
+        )
+    found = {n: _fingerprint(g) for n, g in zip(sources, gradients, strict=False) if g is not None}
+    kept = {n: _fingerprint(buffer) for n, buffer in buffers.items()}
+    return Outcome(outputs, found, kept, {str(d): _fingerprint(s) for d, s in _random_states()})
+
+
+def _checkpointed(call: Callable[[], Any], options: SegmentOptions, checker: Checker) -> Any:
+    region = open_region(options.name, preserve_rng_state=options.preserve_rng_state, watch=checker)
+    try:
+        return call()
+    finally:
+        close_region(region, None)
+
+
+class Checker(Watch):
+    """Remembers what every op gave, and compares when it is run again."""
+
+    def __init__(self) -> None:
+        super().__init__("", ())
+        self.compared = 0
+        self._expected: dict[State, tuple[Op, bytes]] = {}
+        self._checked: set[State] = set()
+
+    def ran(self, op: Op, made: list[tuple[State, Tensor]], seconds: float) -> None:
+        super().ran(op, made, seconds)
+        for state, _ in made:
+            tensor = state.tensor()
+            if tensor is not None and state.op is not None:
+                self._expected[state] = op, _fingerprint(tensor)
+
+    def replaying(self, values: Mapping[State, Tensor]) -> None:
+        super().replaying(values)
+        for state in values.keys() - self._checked:
+            self._checked.add(state)
+            if state not in self._expected:
+                continue
+            op, expected = self._expected[state]
+            self.compared += 1
+            if _fingerprint(values[state]) != expected:
+                raise RecomputeMismatchError(
+                    f"{op.kind.func} gave another value when it was run again. It was called by "
+                    f"{describe(op.place)}. Likely causes: it draws random numbers that remat "
+                    "does not see, an input was changed through .data or shared memory, or the op "
+                    "itself is not deterministic"
+                )
+
+
+class _Log(TorchDispatchMode):
+    """Notes what every op gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, Place, list[bytes]]] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        prints = [_fingerprint(t) for t in flat(out) if isinstance(t, Tensor)]
+        if "empty" not in str(func):
+            self.seen.append((str(func), here(), prints))
+        return out
+
+
+def _first_difference(call: Callable[[], Any], buffers: Buffers) -> str:
+    """Run a function twice more, and name the first op that differs."""
+    logs = []
+    for _ in range(2):
+        with _left_as_found(buffers), _Log() as log:
+            call()
+        logs.append(log.seen)
+    for first, second in zip(*logs, strict=False):
+        if (first[0], first[2]) != (second[0], second[2]):
+            return (
+                f"The function does not repeat itself: the first op that differs is {first[0]}, "
+                f"called by {describe(first[1])}"
+            )
+    if len(logs[0]) != len(logs[1]):
+        return (
+            f"The function does not repeat itself: it ran {len(logs[0])} ops, then {len(logs[1])}"
+        )
+    return "Every op of the forward pass is the same: please report this"
+
+
+@contextmanager
+def _left_as_found(buffers: Buffers) -> Iterator[None]:
+    """Leave buffers and random states as they were found."""
+    values = [(buffer, buffer.detach().clone()) for buffer in buffers.values()]
+    states = _random_states()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in values:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+        for device, state in states:
+            if device == "cpu":
+                torch.set_rng_state(state)
+            else:
+                torch.get_device_module(device).set_rng_state(state, device)
+
+
+def _random_states() -> list[tuple[Any, Tensor]]:
+    """Return the states of the generators of the devices that are in use."""
+    states: list[tuple[Any, Tensor]] = [("cpu", torch.get_rng_state())]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        devices = [torch.device("cuda", n) for n in range(torch.cuda.device_count())]
+        states += [(device, torch.cuda.get_rng_state(device)) for device in devices]
+    return states
+
+
+def _takes_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _copy(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+
+
+def _fingerprint(value: Any) -> bytes:
+    """Return a digest of a value's bits, shape and type."""
+    if not isinstance(value, Tensor):
+        return repr(value).encode()
+    with torch.no_grad():
+        dense = value.detach().to_dense() if value.layout is not torch.strided else value.detach()
+        flat_bytes = dense.resolve_conj().resolve_neg().cpu().contiguous().view(-1)
+        raw = flat_bytes.view(torch.uint8).numpy().tobytes() if flat_bytes.numel() else b""
+    mark = f"{value.dtype}{list(value.shape)}".encode()
+    return hashlib.blake2b(mark + raw, digest_size=16).digest()

@@ -1,0 +1,199 @@
+"""A profiler that is told tales: what it counts, and when."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import remat
+from remat.plans.trace import Trace
+from remat.watching import watchers
+
+
+def tell(*, name="layer", plain=900, held=100, ops=3, seconds=0.5):
+    for watcher in watchers():
+        region = watcher.region_ran(name)
+        watcher.would_hold("tape", plain)
+        watcher.holds("input", held)
+        watcher.recomputed(region, ops, seconds)
+        watcher.would_free("tape")
+        watcher.frees("input")
+        watcher.traced(region, Trace((), ()))
+
+
+def numbers(profiler):
+    return (
+        profiler.memory_saved(),
+        profiler.checkpoint_count(),
+        profiler.recompute_count(),
+        profiler.recompute_seconds(),
+    )
+
+
+def test_it_counts_while_it_tracks() -> None:
+    profiler = remat.CheckpointProfiler()
+    assert numbers(profiler) == (0, 0, 0, 0.0)
+    tell()
+    with profiler as entered:
+        assert entered is profiler
+        assert profiler.is_tracking
+        tell()
+        assert numbers(profiler) == (800, 1, 1, 0.5)
+        tell(name="other", plain=1000)
+    tell()
+    assert not profiler.is_tracking
+    assert numbers(profiler) == (900, 2, 2, 1.0)
+    assert [totals.name for totals in profiler.regions] == ["layer", "other"]
+    assert profiler.traces == [Trace((), ())] * 2
+
+
+def test_it_can_be_started_and_stopped_by_hand() -> None:
+    profiler = remat.CheckpointProfiler()
+    profiler.start_tracking()
+    tell()
+    profiler.stop_tracking()
+    assert numbers(profiler) == (800, 1, 1, 0.5)
+    assert watchers() == ()
+
+
+def test_starting_again_begins_from_zero() -> None:
+    profiler = remat.CheckpointProfiler()
+    for _ in range(2):
+        with profiler:
+            tell()
+        assert numbers(profiler) == (800, 1, 1, 0.5)
+
+
+def test_a_region_that_goes_on_after_the_end_is_not_counted() -> None:
+    profiler = remat.CheckpointProfiler()
+    with profiler:
+        (watcher,) = watchers()
+        region = watcher.region_ran("layer")
+    watcher.recomputed(region, 1, 1.0)
+    assert profiler.recompute_count() == 0
+    with profiler:
+        watcher.recomputed(region, 1, 1.0)
+    assert profiler.recompute_count() == 0
+
+
+def test_two_profilers_count_side_by_side() -> None:
+    with remat.CheckpointProfiler() as outer:
+        tell()
+        with remat.CheckpointProfiler() as inner:
+            tell()
+    assert (outer.checkpoint_count(), inner.checkpoint_count()) == (2, 1)
+
+
+def test_starting_twice_is_an_error() -> None:
+    with remat.CheckpointProfiler() as profiler:
+        with pytest.raises(remat.RematError, match="tracking already"):
+            profiler.start_tracking()
+        with pytest.raises(remat.RematError, match="tracking already"), profiler:
+            pass
+        assert len(watchers()) == 1
+
+
+def test_stopping_what_was_not_started_is_an_error() -> None:
+    profiler = remat.CheckpointProfiler()
+    with pytest.raises(remat.RematError, match="not tracking"):
+        profiler.stop_tracking()
+    with profiler:
+        profiler.stop_tracking()
+    with pytest.raises(remat.RematError, match="not tracking"):
+        profiler.stop_tracking()
+
+
+def test_another_thread_is_not_tracked_and_cannot_stop_it() -> None:
+    errors = []
+
+    def elsewhere() -> None:
+        tell()
+        try:
+            profiler.stop_tracking()
+        except remat.RematError as error:
+            errors.append(str(error))
+
+    with remat.CheckpointProfiler() as profiler:
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert profiler.is_tracking
+    assert profiler.checkpoint_count() == 0
+    assert "another thread" in errors[0]
+
+
+def test_an_error_inside_ends_the_tracking() -> None:
+    profiler = remat.CheckpointProfiler()
+    with pytest.raises(RuntimeError, match="on purpose"), profiler:
+        raise RuntimeError("on purpose")
+    assert not profiler.is_tracking
+    assert watchers() == ()
+
+
+# -- for people ------------------------------------------------------------------------------------
+
+
+def test_the_report_has_a_row_for_each_name_and_the_peaks() -> None:
+    with remat.CheckpointProfiler() as profiler:
+        for _ in range(1234):
+            tell(name="encoder[0]", ops=2, seconds=0.001, plain=10_000_000)
+        tell(name="decoder", ops=7, seconds=2.0)
+    lines = profiler.report().splitlines()
+    rows = {
+        cells[0].strip(): [cell.strip() for cell in cells[1:]]
+        for cells in (line.split("│")[1:-1] for line in lines)
+        if cells
+    }
+    assert rows["encoder[0]"] == ["1,234", "1,234", "2,468", "1.2340"]
+    assert rows["decoder"] == ["1", "1", "7", "2.0000"]
+    assert rows["all"] == ["1,235", "1,235", "2,475", "3.2340"]
+    assert lines[-1] == "peak of a plain pass 10.0 MB, held 100 B: saved 10.0 MB (100%)"
+
+
+def test_the_report_says_if_nothing_ran() -> None:
+    assert "No checkpointed region" in remat.CheckpointProfiler().report()
+
+
+def test_the_report_has_no_colours(monkeypatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with remat.CheckpointProfiler() as profiler:
+        tell()
+    assert "\x1b" not in profiler.report()
+
+
+@pytest.mark.parametrize("told", [0, 1, 3000])
+def test_the_curves_are_drawn(tmp_path, told) -> None:
+    with remat.CheckpointProfiler() as profiler:
+        for _ in range(told):
+            tell()
+    path = profiler.plot(tmp_path / "profile.png")
+    head = path.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    assert min(struct.unpack(">II", head[16:24])) > 400
+
+
+@pytest.mark.parametrize(("name", "words"), [("p.xyz", "xyz"), ("no/such/p.png", "folder")])
+def test_a_file_that_cannot_be_written_is_named(tmp_path, name, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        remat.CheckpointProfiler().plot(tmp_path / name)
+
+
+def test_without_matplotlib_the_remedy_is_named(monkeypatch, tmp_path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(remat.UnsupportedError, match=r'pip install "remat\[plot\]"'):
+        remat.CheckpointProfiler().plot(tmp_path / "p.png")
+
+
+def test_counting_loads_neither_rich_nor_matplotlib() -> None:
+    check = (
+        "import sys, remat\n"
+        "with remat.CheckpointProfiler() as p: pass\n"
+        "p.memory_saved()\n"
+        "sys.exit(any(name in sys.modules for name in ('rich', 'matplotlib')))"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
