@@ -52,7 +52,7 @@ class Draft:
         self.rng = rng
         self.seed = seed
         self.head: list[Line] = []
-        self.values = namespace(kit.Plain)
+        self.values = namespace(kit.plain)
         self.visible: list[str] = []  # inputs and values
         self.side: list[str] = []  # parameters and buffers
         self.most = 400  # elements of a value
@@ -239,7 +239,8 @@ class Draft:
 
     def _check_bindings(self, line: Line) -> None:
         """Python's += binds a name, so that the name has to be the function's own."""
-        if any(name not in self._frames[-1] for name in _AUGMENTED.findall(line.text)):
+        own = {*self._frames[-1], *line.makes}
+        if any(name not in own for name in _AUGMENTED.findall(line.text)):
             raise NoFit
 
     def _run(self, line: Line) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["Plain", "names"]
+__all__ = ["names", "plain", "with_regions"]
 
 
 def leaf(*shape: int, seed: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> Tensor:
@@ -223,53 +224,59 @@ def recycled(x: Tensor) -> Tensor:
     return x
 
 
-class Plain:
-    """What `remat` is in the plain run of a program: nothing is recorded or forgotten."""
+def with_regions(region: Callable[[], AbstractContextManager[Any]]) -> Any:
+    """Return what `remat` is in a run without it: around each region is only what is given."""
 
-    class CheckpointScope(contextlib.AbstractContextManager["Plain.CheckpointScope"]):
+    class CheckpointScope:
         nodes = ()
 
-        def __init__(self, name: str, **options: bool) -> None:
-            self.options = options
+        def __init__(self, name: str, enabled: bool = True, use_recomputation: bool = True) -> None:
+            self.enabled = enabled
+            self.entered: list[AbstractContextManager[Any]] = []
 
-        def __exit__(self, *error: object) -> None:
-            pass
+        def __enter__(self) -> CheckpointScope:
+            self.entered.append(region() if self.enabled else nullcontext())
+            self.entered[-1].__enter__()
+            return self
 
-    class CheckpointGroup:
-        def __init__(self, name: str | None = None, **options: bool) -> None:
-            pass
+        def __exit__(self, *error: Any) -> None:
+            self.entered.pop().__exit__(None, None, None)
 
-        def checkpoint_fn(self, fn: Any, *inputs: Any, **kwargs: Any) -> Any:
-            return fn(*inputs, **kwargs) if inputs or kwargs else fn
+    def call(fn: Any, inputs: Any, kwargs: Any) -> Any:
+        with region():
+            return fn(*inputs, **kwargs)
 
-    @staticmethod
     def checkpoint(
         fn: Any = None,
         *inputs: Any,
         preserve_rng_state: bool = True,
         use_reentrant: bool = False,
+        threshold: Any = None,
         **kwargs: Any,
     ) -> Any:
-        if fn is None:
-            return lambda function: function
         if isinstance(fn, Tensor):
             return fn
-        return fn(*inputs, **kwargs) if inputs or kwargs else fn
+        if inputs or kwargs:
+            return call(fn, inputs, kwargs)
+        return lambda *args, **keywords: call(fn, args, keywords)
 
-    @staticmethod
-    def adaptive_checkpoint(
-        fn: Any, *inputs: Any, threshold: int | str, preserve_rng_state: bool = True, **kwargs: Any
-    ) -> Any:
-        return Plain.checkpoint(fn, *inputs, **kwargs)
+    class CheckpointGroup:
+        checkpoint_fn = staticmethod(checkpoint)
 
-    @staticmethod
-    def checkpoint_segment(fn: Any, inputs: Any, *, preserve_rng_state: bool = True) -> Any:
-        return fn(inputs)
+        def __init__(self, name: str) -> None:
+            pass
 
-    @staticmethod
-    def mark_checkpoint(tensor: Tensor) -> Tensor:
-        return tensor
+    return SimpleNamespace(
+        CheckpointScope=CheckpointScope,
+        CheckpointGroup=CheckpointGroup,
+        checkpoint=checkpoint,
+        adaptive_checkpoint=checkpoint,
+        checkpoint_segment=lambda fn, inputs, **options: call(fn, (inputs,), {}),
+        mark_checkpoint=lambda tensor: tensor,
+    )
 
+
+plain = with_regions(nullcontext)
 
 _kit = dict(globals())
 
@@ -277,5 +284,5 @@ _kit = dict(globals())
 def names() -> Iterator[tuple[str, Any]]:
     """Yield what programs may call, by name."""
     for name, value in _kit.items():
-        if getattr(value, "__module__", None) == __name__ and name != "Plain":
+        if getattr(value, "__module__", None) == __name__:
             yield name, value

@@ -368,7 +368,7 @@ _TEMPLATES: dict[str, str] = {
         {n} = {t}.alias() if hasattr({t}, "alias") else {t}[...]
         {n} = torch.ops.aten.alias({t})
         {n} = torch.view_as_real(torch.view_as_complex({t1}.reshape(-1, 2)))
-        {n} = torch.view_as_real(torch.view_as_complex({t1}.view(-1, 2)).conj())
+        {n} = torch.view_as_complex({t1}.view(-1, 2)).conj().resolve_conj().imag
         {n} = torch.view_as_complex({t1}.view(-1, 2)).imag
         {n} = torch.view_as_complex({t1}.view(-1, 2)).conj().imag
         {n} = torch.view_as_complex({t1}.view(-1, 2)).conj().real
@@ -574,8 +574,8 @@ _TEMPLATES: dict[str, str] = {
         {n} = F.one_hot({t1}.argmax(-1), {t1}.shape[-1]) * {t1}
         {n} = torch.diag_embed({t1})
         {n} = torch.diag({m})
-        {n} = F.embedding({ids}, {m})
-        {n} = F.embedding_bag({ids}[None], {m}, mode="sum")
+        {n} = F.embedding(weight={m}, input={ids})
+        {n} = F.embedding_bag(weight={m}, input={ids}[None], mode="sum")
         {n} = torch.searchsorted(torch.linspace(-1, 1, 4), {t}.detach().float())
     """,
     "joining": """
@@ -660,7 +660,6 @@ _TEMPLATES: dict[str, str] = {
         {n} = {t}.new_zeros({t}.shape)<>{n} += {t}
         {n} = {t}.new_empty({t}.shape).fill_({c})
         {n} = torch.empty({t}.shape)<>{n}.numpy()[...] = 0.5<>{n} = {n} * {t}
-        {n} = torch.empty({t}.shape).zero_()<>{n}.numpy()[...] += 0.5
         {n} = torch.empty_strided((2, 3), (1, 2)).fill_({c})
         {n} = torch.empty_like({t})<>with torch.no_grad():<>    torch.mul({t}, 2.0, out={n})
         {n} = torch.tensor([0.5, -0.5, 1.0])
@@ -869,17 +868,18 @@ def into_buffer(draft: Draft) -> str:
     x, value = _input(draft, 0, 1, 2)
     buffer = draft.buffer(*value.shape)
     assert draft.may_write(buffer)
-    return draft.rng.choice(
+    template = draft.rng.choice(
         (
-            f"{buffer}.copy_({x}.detach())",
-            f"{buffer}.mul_(0.9).add_({x}.detach(), alpha=0.1)",
-            f"{buffer} += 1.0",
-            f"with torch.no_grad():\n    {buffer}.lerp_({x}.to({buffer}.dtype), 0.5)",
-            f"{buffer}.copy_({x}.detach())\n{draft.new()} = {buffer} * {x}",
-            f"{draft.new()} = {buffer} * {x}\n{buffer}.add_(1.0)",
-            f"{draft.new()} = torch.sin({buffer} + {x})\n{buffer}.mul_(0.5)",
+            "{b}.copy_({x}.detach())",
+            "{b}.mul_(0.9).add_({x}.detach(), alpha=0.1)",
+            "{b}.add_(1.0)",
+            "with torch.no_grad():\n    {b}.lerp_({x}.to({b}.dtype), 0.5)",
+            "{b}.copy_({x}.detach())\n{n} = {b} * {x}",
+            "{n} = {b} * {x}\n{b}.add_(1.0)",
+            "{n} = torch.sin({b} + {x})\n{b}.mul_(0.5)",
         )
     )
+    return draft.fill(template, b=buffer, x=x)
 
 
 @op("network", times=2)

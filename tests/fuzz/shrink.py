@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from .programs import Block, Item, Program
+from .programs import Block, Item, Line, Program, made_in, names_in, walk
 
 __all__ = ["shrink"]
 
@@ -30,6 +31,10 @@ def _smaller(program: Program) -> Iterator[Program]:
     """Yield simpler programs, those that have lost most first."""
     for items in _without_some(program.items):
         yield replace(program, items=items)
+    made = made_in(program.items)
+    last = max((made.index(name) for name in program.outputs if name in made), default=0)
+    for name in made[:last]:
+        yield replace(program, outputs=(name,))
     for name in program.outputs:
         if len(program.outputs) > 1:
             rest = tuple(other for other in program.outputs if other != name)
@@ -41,6 +46,33 @@ def _smaller(program: Program) -> Iterator[Program]:
         yield replace(program, mode="backward", backward=("torch.autograd.backward(ys, gs)",))
     for items in _simpler(program.items):
         yield replace(program, items=items)
+    yield from _shorter(program)
+
+
+def _shorter(program: Program) -> Iterator[Program]:
+    """Yield the program with a value in the place of what a line makes of it."""
+    for line in walk(program.items):
+        if isinstance(line, Line) and len(line.makes) == 1:
+            (made,) = line.makes
+            for name in sorted(names_in([line]) - {made}):
+                if name[0] in "vx":
+                    yield _renamed(program, line, made, name)
+
+
+def _renamed(program: Program, without: Line, old: str, new: str) -> Program:
+    def rename(items: tuple[Item, ...]) -> tuple[Item, ...]:
+        return tuple(one(item) for item in items if item is not without)
+
+    def one(item: Item) -> Item:
+        text = re.sub(rf"\b{old}\b", new, item.text)
+        if isinstance(item, Line):
+            makes = tuple(new if name == old else name for name in item.makes)
+            return replace(item, text=text, makes=makes)
+        passed = tuple(dict.fromkeys(new if name == old else name for name in item.passed))
+        return replace(item, text=text, items=rename(item.items), passed=passed)
+
+    outputs = tuple(dict.fromkeys(new if name == old else name for name in program.outputs))
+    return replace(program, items=rename(program.items), outputs=outputs)
 
 
 def _without_some(items: tuple[Item, ...]) -> Iterator[tuple[Item, ...]]:
