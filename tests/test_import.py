@@ -20,6 +20,7 @@ NAMES = [
     "RematWarning",
     "StoreError",
     "UnsupportedError",
+    "Verification",
     "__version__",
     "adaptive_checkpoint",
     "checkpoint",
@@ -34,6 +35,7 @@ NAMES = [
     "plan_loop",
     "should_checkpoint",
     "value_and_grad",
+    "verify",
 ]
 FUNCTIONS = [name for name in NAMES if inspect.isfunction(getattr(remat, name))]
 

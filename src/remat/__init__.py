@@ -14,6 +14,7 @@ from .faces.groups import CheckpointGroup
 from .faces.loops import checkpointed_loop, checkpointed_scan, checkpointed_while
 from .faces.scopes import CheckpointNode, CheckpointScope, is_checkpoint, mark_checkpoint
 from .faces.segments import adaptive_checkpoint, checkpoint, checkpoint_segment
+from .faces.verifying import verify
 from .reports.profiler import CheckpointProfiler
 from .schedules import (
     compute_checkpoint_positions,
@@ -22,6 +23,7 @@ from .schedules import (
     plan_loop,
     should_checkpoint,
 )
+from .verification import Verification
 
 __version__ = "0.1.0"
 
@@ -37,6 +39,7 @@ __all__ = [
     "RematWarning",
     "StoreError",
     "UnsupportedError",
+    "Verification",
     "__version__",
     "adaptive_checkpoint",
     "checkpoint",
@@ -53,4 +56,5 @@ __all__ = [
     "plan_loop",
     "should_checkpoint",
     "value_and_grad",
+    "verify",
 ]

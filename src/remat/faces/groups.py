@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from ..engines.compiling import is_compiling
 from ..reports.ledger import Ledger
 from ..segments import SegmentOptions
-from ..watching import start_watching, stop_watching, watchers
-from .segments import run_segment
+from ..watching import watched_by
+from .segments import run_segment, wrap
 
 __all__ = ["CheckpointGroup"]
 
@@ -50,14 +49,7 @@ class CheckpointGroup:
         """
         if not callable(fn):
             raise TypeError(f"fn is a function, got {type(fn).__name__}")
-        if inputs or kwargs:
-            return self._run(fn, *inputs, **kwargs)
-
-        @functools.wraps(fn, updated=())
-        def checkpointed(*args: Any, **keywords: Any) -> Any:
-            return self._run(fn, *args, **keywords)
-
-        return checkpointed
+        return self._run(fn, inputs, kwargs) if inputs or kwargs else wrap(fn, self._run)
 
     def memory_saved(self) -> int:
         """Return by how many bytes the peak of what these segments hold is below a plain pass's."""
@@ -74,16 +66,11 @@ class CheckpointGroup:
     def __repr__(self) -> str:
         return f"CheckpointGroup({self.name!r}, preserve_rng_state={self.preserve_rng_state})"
 
-    def _run(self, fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Any:
+    def _run(self, fn: Callable[..., Any], inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options = SegmentOptions(self.preserve_rng_state, name=self.name or "")
         # A compiler runs this once for many calls: there is nothing to count.
         if is_compiling():
             return run_segment(fn, inputs, kwargs, options)
         self.calls += 1
-        if self._ledger in watchers():  # a segment inside another of the same group
+        with watched_by([self._ledger]):
             return run_segment(fn, inputs, kwargs, options)
-        start_watching(self._ledger)
-        try:
-            return run_segment(fn, inputs, kwargs, options)
-        finally:
-            stop_watching(self._ledger)

@@ -18,6 +18,7 @@ __all__ = [
     "run_or_wrap",
     "run_segment",
     "without_checkpoint",
+    "wrap",
 ]
 
 _WITH_RANDOM_STATE = SegmentOptions()
@@ -126,7 +127,7 @@ def run_or_wrap(options: SegmentOptions, fn: Any = None, /, *inputs: Any, **kwar
     if callable(fn):
         if inputs or kwargs:
             return run_segment(fn, inputs, kwargs, options)
-        return _wrapped(fn, options)
+        return wrap(fn, functools.partial(run_segment, options=options))
     if not inputs and not kwargs:
         if fn is None:
             return functools.partial(run_or_wrap, options)
@@ -148,14 +149,16 @@ def run_segment(
 
 
 def without_checkpoint(fn: Any) -> Any:
-    """Return the function that a decorator of this module has wrapped, or `fn` itself."""
+    """Return the function that `wrap` has wrapped, or `fn` itself."""
     return getattr(fn, "_remat_plain", fn)
 
 
-def _wrapped(fn: Callable[..., Any], options: SegmentOptions) -> Callable[..., Any]:
+def wrap(fn: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function like `fn` whose calls are `run(fn, args, kwargs)`."""
+
     @functools.wraps(fn, updated=())
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        return run_segment(fn, args, kwargs, options)
+        return run(fn, args, kwargs)
 
     checkpointed._remat_plain = fn  # type: ignore[attr-defined]
     return checkpointed

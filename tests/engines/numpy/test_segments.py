@@ -299,6 +299,34 @@ def test_jacobians() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-14)
 
 
+def test_python_numbers_may_become_those_of_numpy() -> None:
+    assert remat.grad(lambda x: remat.checkpoint(lambda x: x * 2.0, x))(3.0) == 2.0
+
+
+def test_a_generator_that_goes_in_is_replayed() -> None:
+    def noisy(x, generator):
+        return x * generator.normal(size=3)
+
+    found = remat.grad(lambda x, g: np.sum(remat.checkpoint(noisy, x, g)))(
+        X, np.random.default_rng(4)
+    )
+    np.testing.assert_array_equal(found, np.random.default_rng(4).normal(size=3))
+
+
+def test_a_segment_without_randomness_holds_no_random_state() -> None:
+    calls = []
+
+    def fn(x):
+        calls.append(np.random.get_state()[2])
+        return np.sin(x)
+
+    np.random.seed(0)
+    vjp, _ = autograd.make_vjp(lambda x: np.sum(remat.checkpoint(fn, x)))(X)
+    np.random.random()
+    vjp(1.0)
+    assert calls == [624, 2]  # the second time where it stands now: it is nobody's business
+
+
 def test_nan_is_no_mismatch() -> None:
     x = np.array([np.nan, 1.0, np.inf])
     found = remat.grad(lambda x: np.sum(remat.checkpoint(lambda x: x * x, x)))(x)

@@ -4,6 +4,7 @@ from . import rules  # noqa: F401  (importing it is what registers them)
 from .gradient import value_and_grad
 from .loop import run_loop, run_while
 from .segment import checkpoint_tensor, run_segment
+from .verifying import verify
 
 __all__ = [
     "checkpoint_tensor",
@@ -11,4 +12,5 @@ __all__ = [
     "run_segment",
     "run_while",
     "value_and_grad",
+    "verify",
 ]

@@ -14,6 +14,7 @@ appear in traces that remat starts, also follow plain NumPy functions (`__array_
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import autograd.numpy as anp
@@ -28,7 +29,7 @@ from ...errors import UnsupportedError
 from . import follow
 from .follow import plain
 
-__all__ = ["Node", "TracedArray", "plain", "root_box"]
+__all__ = ["Node", "OpLog", "TracedArray", "plain", "root_box"]
 
 Array = Any  # autograd and NumPy share no useful type
 
@@ -59,7 +60,23 @@ class Node(VJPNode):  # type: ignore[misc]
         self.shape = _shape(value)
 
 
-notrace_primitives[Node] = notrace_primitives[VJPNode]  # floor, argmax, zeros_like, …
+class LoggedNode(Node):
+    """A node that enters its op into the log of its trace: `log(name, value)`."""
+
+    __slots__ = ("log",)
+
+    def __init__(
+        self, value: Any, fun: Any, args: Any, kwargs: Any, argnums: Any, parents: Any
+    ) -> None:
+        super().__init__(value, fun, args, kwargs, argnums, parents)
+        self.log: OpLog = parents[0].log
+        self.log(self.name, value)
+
+
+OpLog = Callable[[str, Any], None]
+
+for _kind in (Node, LoggedNode):
+    notrace_primitives[_kind] = notrace_primitives[VJPNode]  # floor, argmax, zeros_like, …
 
 
 @primitive  # type: ignore[untyped-decorator]
@@ -376,14 +393,18 @@ def _write(out: tuple[Any, ...], result: Any) -> Any:
 
 def _box_of(value: Any, trace: int, node: Any) -> Any:
     """Make the box for a result: ours in our traces, autograd's in others."""
-    if type(node) is not Node:
+    if not isinstance(node, Node):
         return ArrayBox(value, trace, node)
     return (TracedView if node.is_view else TracedArray)(value, trace, node)
 
 
-def root_box(value: Any, trace: int) -> TracedArray:
+def root_box(value: Any, trace: int, log: OpLog | None = None) -> TracedArray:
     """Box an input of a trace; it counts as the owner of its memory."""
-    return TracedArray(value, trace, Node.new_root(value))
+    if log is None:
+        return TracedArray(value, trace, Node.new_root(value))
+    node = LoggedNode.new_root(value)
+    node.log = log
+    return TracedArray(value, trace, node)
 
 
 def _install() -> None:

@@ -19,7 +19,7 @@ import functools
 import os
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -116,7 +116,8 @@ class Captures:
     """The traced arrays that functions close over, and the places that refer to them."""
 
     def __init__(self, holders: Sequence[list[Any]] = ()) -> None:
-        self.boxes: list[Any] = []
+        self.boxes: list[Any] = []  # or arrays, if those were asked for
+        self.buffers: list[Any] = []  # arrays of whole numbers and the like
         self.generators: list[Any] = []
         self.found_at: dict[int, _Place] = {}  # where the search came first upon an object
         self._holders = holders
@@ -186,6 +187,8 @@ class Captures:
         """Name a place by the way that the search took to it: "model.layers[0].calls"."""
         name, way = place.name, ""
         while not name:
+            if place is _NOWHERE:
+                return "something"
             owner, way = place.owner, place.suffix + way
             place = self.found_at.get(id(owner), _NOWHERE)
             name = place.name
@@ -202,8 +205,9 @@ class Captures:
 
     def _substitute(self, original: Any, values: Sequence[Any]) -> Any:
         """Rebuild what stood in a place: a box, or a tuple or partial with boxes in it."""
-        if isbox(original):
-            return values[self._numbers[id(original)]]
+        number = self._numbers.get(id(original))
+        if number is not None:
+            return values[number]
         if isinstance(original, functools.partial):
             return functools.partial(
                 self._substitute(original.func, values),
@@ -225,12 +229,33 @@ class Captures:
     def place(self, place: _Place, original: Any) -> None:
         self._places.append((place, original))
 
+    def names(self) -> list[str]:
+        """Name every box by a variable, an attribute or an entry that refers to it."""
+        found = {id(original): place for place, original in reversed(self._places)}
+        return [self._name(found.get(id(box), _NOWHERE)) for box in self.boxes]
+
+    def numbers(self) -> dict[Any, Any]:
+        """Return the numbers that the functions close over, as they are now, by place."""
+        return {key: place.get() for key, (place, _) in self._watched.items()}
+
+    def put_numbers(self, numbers: dict[Any, Any]) -> None:
+        """Set them to what `numbers()` has returned before."""
+        for key, value in numbers.items():
+            place, _ = self._watched[key]
+            if value is not _GONE and place.get() is not value:
+                place.put(value)
+
+    def name_of_number(self, key: Any) -> str:
+        return self._name(self._watched[key][0])
+
     def know(self, value: Any) -> None:
         """Remember a number or an array that is there; held, so that no other takes its id."""
         if isinstance(value, _CachedFunction):
             self._known["cache", id(value)] = sys.intern(f"{value.cache_info().currsize} entries")
         elif isbox(value) or np.asarray(value).dtype.kind in "fc":
             self._known[id(value)] = value
+        elif isinstance(value, np.ndarray) and value.flags.writeable:
+            self.buffers.append(value)
 
     def watch(self, place: _Place, number: Any) -> None:
         if place is not _NOWHERE:
@@ -252,8 +277,12 @@ def _left(value: Any) -> UnsupportedError:
     )
 
 
-def capture(holders: Sequence[list[Any]]) -> Captures:
-    """Search what stands in `holders`, lists of one function each, for what it closes over."""
+def capture(holders: Sequence[list[Any]], *, arrays: bool = False) -> Captures:
+    """Search what stands in `holders`, lists of one function each, for what it closes over.
+
+    With `arrays`, those of floating-point numbers are taken as if they were traced already.
+    """
+    is_wanted = _is_box_or_floats if arrays else isbox
     found = Captures(holders)
     seen = found.found_at
     work: list[tuple[Any, _Place]] = [(holder[0], _Item(holder, 0)) for holder in holders]
@@ -263,14 +292,14 @@ def capture(holders: Sequence[list[Any]]) -> Captures:
             found.watch(place, value)
         if isinstance(value, _ATOMS):
             continue
-        if isbox(value):
+        if is_wanted(value):
             found.note(value)
             found.know(value)
             found.place(place, value)
         elif isinstance(value, np.ndarray | np.generic):
             found.know(value)
         elif isinstance(value, tuple | functools.partial):
-            boxes = list(_boxes_inside(value))
+            boxes = list(_inside(value, is_wanted))
             if boxes:
                 for box in boxes:
                     found.note(box)
@@ -292,14 +321,18 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, _NUMBERS) or (isinstance(value, tuple) and all(map(_is_number, value)))
 
 
-def _boxes_inside(value: Any) -> Iterator[Any]:
-    if isbox(value):
+def _is_box_or_floats(value: Any) -> bool:
+    return isbox(value) or (type(value) is np.ndarray and value.dtype.kind in "fc")
+
+
+def _inside(value: Any, is_wanted: Callable[[Any], bool]) -> Iterator[Any]:
+    if is_wanted(value):
         yield value
     elif isinstance(value, tuple):
         for part in value:
-            yield from _boxes_inside(part)
+            yield from _inside(part, is_wanted)
     elif isinstance(value, functools.partial):
-        yield from _boxes_inside((value.func, *value.args, *value.keywords.values()))
+        yield from _inside((value.func, *value.args, *value.keywords.values()), is_wanted)
 
 
 def _children(value: Any) -> list[tuple[Any, _Place]]:  # noqa: PLR0912  (one branch a kind)

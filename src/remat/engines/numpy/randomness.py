@@ -22,6 +22,7 @@ Moment = tuple[Any, ...]  # the state of every source at one time
 
 
 class _Source(NamedTuple):
+    name: str
     read: Callable[[], Any]
     write: Callable[[Any], None]
 
@@ -31,8 +32,8 @@ class Randomness:
 
     def __init__(self, generators: list[Any]) -> None:
         self._sources = [
-            _Source(lambda: np.random.get_state(legacy=False), np.random.set_state),
-            _Source(random.getstate, random.setstate),
+            _Source("numpy.random", lambda: np.random.get_state(legacy=False), np.random.set_state),
+            _Source("random", random.getstate, random.setstate),
             *(_source(g) for g in generators if not isinstance(g, random.SystemRandom)),
         ]
         self._known: list[Any] = [source.read() for source in self._sources]
@@ -50,6 +51,13 @@ class Randomness:
                 self._known[i] = now
         return tuple(self._known)
 
+    def difference(self, one: Moment, other: Moment) -> str | None:
+        """Name the first source that stands elsewhere at another moment."""
+        for source, a, b in zip(self._sources, one, other, strict=True):
+            if a is not b and not _same(a, b):
+                return source.name
+        return None
+
     def go_to(self, moment: Moment) -> None:
         """Set every source to where it stood then."""
         for i in self._active:
@@ -64,16 +72,17 @@ class Randomness:
 
 
 def _source(generator: Any) -> _Source:
+    name = f"a {type(generator).__name__}"
     if isinstance(generator, random.Random):
-        return _Source(generator.getstate, generator.setstate)
+        return _Source(name, generator.getstate, generator.setstate)
     if isinstance(generator, np.random.RandomState):
-        return _Source(lambda: generator.get_state(legacy=False), generator.set_state)
+        return _Source(name, lambda: generator.get_state(legacy=False), generator.set_state)
     bits = getattr(generator, "bit_generator", generator)
 
     def write(state: Any) -> None:
         bits.state = state
 
-    return _Source(lambda: bits.state, write)
+    return _Source(name, lambda: bits.state, write)
 
 
 def _same(one: Any, other: Any) -> bool:

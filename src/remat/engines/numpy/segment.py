@@ -16,8 +16,9 @@ from ...errors import RecomputeMismatchError, UnsupportedError
 from ...segments import SegmentOptions
 from ...watching import warn_once
 from .accounts import Account, is_inside_a_region, is_made
+from .boxes import OpLog
 from .captures import capture
-from .randomness import Randomness
+from .randomness import GENERATORS, Randomness
 from .steps import proves_nothing, read_only
 from .tape import (
     Recording,
@@ -31,7 +32,7 @@ from .tape import (
 from .weighing import held_elsewhere, memories, traced_memory
 from .whole import run_as_one
 
-__all__ = ["checkpoint_tensor", "run_segment"]
+__all__ = ["Segment", "checkpoint_tensor", "fingerprint", "name_of", "run_segment"]
 
 
 def run_segment(
@@ -43,17 +44,13 @@ def run_segment(
     """Call `function`, and forget what it computes on the way."""
     if trace_stack.top < 0:
         return function(*args, **kwargs)
-    segment = _Segment(function, args, kwargs, options)
+    segment = Segment(function, args, kwargs, options)
     if not any(map(isbox, segment.values)):
         # (Inside a region that runs ahead nothing is traced: only its way back is recorded.)
         if not is_inside_a_region():
             _warn_of_no_effect(segment.shown_name)
         return function(*args, **kwargs)
-    values = iter(run_as_one(segment, segment.values))
-    results = [next(values) if is_differentiable(r) else r for r in segment.results]
-    segment.results = []  # they belong to the caller now
-    assert segment.result_structure is not None
-    return trees.unflatten(segment.result_structure, results)
+    return segment.run()
 
 
 def checkpoint_tensor(tensor: Any, threshold: int | None) -> Any:
@@ -72,12 +69,22 @@ def _warn_of_no_effect(name: str) -> None:
     )
 
 
-class _Segment:
+class Segment:
+    """A checkpointed call: ahead once, and back as often as autograd asks."""
+
     name = "checkpointed call"
 
-    def __init__(self, function: Any, args: Any, kwargs: Any, options: SegmentOptions) -> None:
+    def __init__(
+        self,
+        function: Any,
+        args: Any,
+        kwargs: Any,
+        options: SegmentOptions,
+        log: OpLog | None = None,
+    ) -> None:
         self.holder = [function]
-        self.shown_name = options.name or _name_of(function)
+        self.log = log  # of what is run again
+        self.shown_name = options.name or name_of(function)
         self.threshold = options.threshold
         self.leaves, self.structure = trees.flatten((args, kwargs))
         self.captures = capture([self.holder])
@@ -87,7 +94,8 @@ class _Segment:
         self.wanted = [is_differentiable(value) for value in self.inputs]
         self.randomness: Randomness | None = None
         if options.preserve_rng_state:
-            self.randomness = Randomness(self.captures.generators)
+            given = [leaf for leaf in self.leaves if isinstance(leaf, GENERATORS)]
+            self.randomness = Randomness([*self.captures.generators, *given])
         self.moment = self.randomness.moment() if self.randomness else ()
         self.results: list[Any] = []
         self.result_structure: trees.Structure | None = None
@@ -98,10 +106,17 @@ class _Segment:
         self.tape_key = object()
         self.kept: Recording | None = None
 
+    def run(self) -> Any:
+        values = iter(run_as_one(self, self.values))
+        results = [next(values) if is_differentiable(r) else r for r in self.results]
+        self.results = []  # they belong to the caller now
+        assert self.result_structure is not None
+        return trees.unflatten(self.result_structure, results)
+
     def ahead(self) -> tuple[Any, ...]:
         self.account.begin(self.shown_name)
         if self.threshold is None and not self.account.must_weigh:
-            self.results = self._run()
+            self.results = self._run_plainly()
         else:
             self._rehearse()
         if self.randomness:
@@ -126,7 +141,7 @@ class _Segment:
             for value, total, want in zip(self.inputs, gathered, self.wanted, strict=True)
         ]
 
-    def _run(self) -> list[Any]:
+    def _run_plainly(self) -> list[Any]:
         # Copies, in case the function works in place: the inputs are kept for the way back.
         own = [v.copy() if isinstance(v, np.ndarray) else v for v in self.inputs]
         with self.account.inside(), self.captures.filled(self.captured):
@@ -157,7 +172,7 @@ class _Segment:
     def _recorded_again(self) -> Recording:
         started = time.perf_counter()
         with self._replayed(), self.account.inside():
-            recording = record(self._recorded, self.inputs, self.wanted)
+            recording = record(self._recorded, self.inputs, self.wanted, self.log)
         self.account.recomputed(1, time.perf_counter() - started)
         refuse_boxes(recording.results)
         self._refuse_another(recording)
@@ -168,7 +183,7 @@ class _Segment:
     def _refuse_another(self, recording: Recording) -> None:
         """Refuse a second run that gave other results, or could have without showing it."""
         again = [fingerprint(result) for result in recording.results]
-        name = _name_of(self.holder[0])
+        name = name_of(self.holder[0])
         if again != self.marks:
             number = next(
                 (i for i, (a, b) in enumerate(zip(again, self.marks, strict=False)) if a != b), 0
@@ -220,12 +235,16 @@ class _Segment:
         return replayed()
 
 
-def _name_of(function: Any) -> str:
+def name_of(function: Any) -> str:
     return getattr(function, "__name__", None) or type(function).__name__
 
 
 def fingerprint(value: Any) -> Any:
     """Return a few bytes that change if any bit of a result changes."""
+    if isinstance(value, tuple):
+        return tuple(map(fingerprint, value))
+    if isinstance(value, float | complex | np.inexact):
+        value = np.asarray(value)  # what is a Python number in a call is NumPy's in a recorded one
     if not isinstance(value, np.ndarray):
         return repr(value)  # NaN is not equal to itself, but written alike
     # Copies of long doubles have other bytes where none are in use.

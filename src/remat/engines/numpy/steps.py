@@ -32,6 +32,7 @@ __all__ = [
     "PerStep",
     "RecordedStep",
     "Steps",
+    "difference_of",
     "proves_nothing",
     "read_only",
 ]
@@ -180,7 +181,7 @@ class Steps:
 
     def difference(self, one: HeldState, other: HeldState) -> str | None:
         for i, (a, b) in enumerate(zip(one.leaves, other.leaves, strict=True)):
-            words = _difference(a, b)
+            words = difference_of(a, b)
             if words:
                 name = trees.paths(trees.unflatten(self.structure, other.leaves))[i]
                 return f"state{name} {words}"
@@ -342,7 +343,7 @@ class Outputs:
     def _compare(self, leaves: list[Any], step: int) -> None:
         """A step that is run again must give the output that it gave the first time."""
         for stack, leaf in zip(self.stacks, leaves, strict=True):
-            words = _difference(np.asarray(leaf).astype(stack.dtype), stack[step])
+            words = difference_of(np.asarray(leaf).astype(stack.dtype), stack[step])
             if words:
                 raise RecomputeMismatchError(
                     f"step {step} was run again and its output {words}. The step does not repeat "
@@ -415,20 +416,22 @@ def _is_zero(leaf: Any) -> bool:
     return np.size(leaf) > 0 and not np.any(leaf)
 
 
-def _difference(one: Any, other: Any) -> str | None:
+def difference_of(one: Any, other: Any) -> str | None:
     """Compare bit for bit: NaNs are equal to themselves, 0.0 is not -0.0."""
     if one is other:
         return None
     a, b = np.asarray(one), np.asarray(other)
     if a.shape != b.shape or a.dtype != b.dtype:
         return f"is {a.dtype} of shape {a.shape} instead of {b.dtype} of shape {b.shape}"
-    if a.dtype == object or not a.size:
-        return None if a.dtype != object or one == other else f"is {one!r} instead of {other!r}"
+    if a.dtype.kind not in "biufc" or not a.size:
+        return None if not a.size or one == other else f"is {one!r} instead of {other!r}"
     # The bytes of a long double are not all in use.
     padded = a.dtype in (np.longdouble, np.clongdouble)
     if np.array_equal(a, b, equal_nan=True) if padded else np.array_equal(*_bits(a, b)):
         return None
     wrong = a != b
+    if not np.any(wrong):
+        return "differs in the sign of a zero"
     largest = np.max(np.abs(np.subtract(a, b, dtype=np.complex128)))
     return f"differs in {np.count_nonzero(wrong)} of {a.size} entries, by up to {largest:.3g}"
 

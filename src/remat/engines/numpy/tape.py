@@ -16,7 +16,7 @@ from autograd.tracer import isbox, trace_stack
 from autograd.util import toposort
 
 from ...errors import UnsupportedError
-from .boxes import plain, root_box
+from .boxes import OpLog, plain, root_box
 
 __all__ = [
     "Flagged",
@@ -108,11 +108,15 @@ def _counts(end: Any, seed: Any) -> bool:
 
 
 def record(
-    function: Callable[[list[Any]], list[Any]], inputs: Sequence[Any], wanted: Sequence[bool]
+    function: Callable[[list[Any]], list[Any]],
+    inputs: Sequence[Any],
+    wanted: Sequence[bool],
+    log: OpLog | None = None,
 ) -> Recording:
     """Run `function` on boxes of `inputs` where `wanted`, and on the others as they are."""
     with _new_trace() as trace:
-        boxes = [root_box(x, trace) if want else x for x, want in zip(inputs, wanted, strict=True)]
+        pairs = zip(inputs, wanted, strict=True)
+        boxes = [root_box(x, trace, log) if want else x for x, want in pairs]
         roots = [box._node if want else None for box, want in zip(boxes, wanted, strict=True)]
         results = function(boxes)
         ends = [r._node if isbox(r) and r._trace == trace else None for r in results]

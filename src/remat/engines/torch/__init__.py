@@ -1,5 +1,7 @@
 """The PyTorch engine: record ops, forget what they made, and replay them on the way back."""
 
+from .gradient import value_and_grad
+from .loop import run_loop, run_while
 from .scope import close_scope, open_scope
 from .segment import checkpoint_tensor, is_marked, mark, run_segment
 from .verify import verify
@@ -10,6 +12,9 @@ __all__ = [
     "is_marked",
     "mark",
     "open_scope",
+    "run_loop",
     "run_segment",
+    "run_while",
+    "value_and_grad",
     "verify",
 ]

@@ -18,6 +18,7 @@ class Kind:
     __slots__ = (
         "blank",
         "call",
+        "counts",
         "dropout",
         "fills",
         "fresh",
@@ -26,6 +27,7 @@ class Kind:
         "opaque",
         "random",
         "reshapes",
+        "saved_early",
         "special",
         "view",
         "writes",
@@ -41,6 +43,8 @@ class Kind:
         self.random = self.blank = self.fills = False
         self.dropout: int | None = None
         self.hidden_writes: tuple[tuple[int, ...], int] | None = None
+        self.saved_early = False  # autograd saves an argument before the op writes to it
+        self.counts = False  # counts its writes by itself: those to lists of tensors
         self.opaque = True  # not to be trusted to repeat itself
         if isinstance(func, torch._ops.OpOverload):
             self._read_schema(func)
@@ -61,6 +65,11 @@ class Kind:
             for number, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         )
+        self.counts = any(
+            "List" in str(argument.type)
+            for argument in schema.arguments
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
         aliases = [out.alias_info is not None for out in schema.returns]
         self.fresh = not all(aliases)
         self.view = bool(aliases) and all(aliases) and not self.writes
@@ -73,6 +82,7 @@ class Kind:
         self.opaque = func.namespace not in ("aten", "prims") or packet in _OPAQUE
         self.reshapes = torch.Tag.inplace_view in func.tags and not self.opaque
         self.hidden_writes = _HIDDEN_WRITES.get(packet)
+        self.saved_early = packet in _SAVED_EARLY
 
     def draws(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether this call draws random numbers: attention without dropout does not."""
@@ -120,6 +130,7 @@ _FILLS = {
 }
 # Ops that change what a tensor is made of.
 _OPAQUE = {aten.set_, aten.resize_, aten.resize_as_}
+_SAVED_EARLY = {aten.rrelu_with_noise, aten.rrelu_with_noise_}
 # Ops that write to arguments although their schema does not say so: which ones, and the argument
 # that says whether. In training, batch normalisation does not read the statistics that it updates,
 # so a replay leaves them out.

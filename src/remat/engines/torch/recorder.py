@@ -23,7 +23,7 @@ from ...watching import watchers
 from .kinds import Kind, is_ordinary, kind_of, kinds
 from .places import here
 from .randomness import generator_of
-from .records import Op, Piece, State, View, alias, fresh_copy, version_of
+from .records import Op, Piece, State, View, alias, counting_writes, fresh_copy, version_of
 from .regions import Handle, Region, unpack
 from .replay import flat
 from .watch import Watch, WatchedHandle
@@ -165,12 +165,19 @@ class Recorder(TorchDispatchMode):
             generator = generator_of(args, kwargs)
             random = generator, generator.get_state()
         began = time.perf_counter()
-        out = kind.call(*args, **kwargs)
+        if kind.counts:
+            with counting_writes():
+                out = kind.call(*args, **kwargs)
+        else:
+            out = kind.call(*args, **kwargs)
         seconds = time.perf_counter() - began
         op = Op(self._ops, kind, encoded, keywords or None, random, here())
         self._ops += 1
         made = [(self._after_write(op, *write), write[1]) for write in written]
         made += self._made_several(out, op)
+        if kind.saved_early:
+            for (_, _, before), (after, _) in zip(written, made, strict=False):
+                self.region.hand_over(before, after)
         if random is not None:
             self._keep_what_was_drawn(random[1], made)
         for region in self.opened:
@@ -211,6 +218,9 @@ class Recorder(TorchDispatchMode):
                 return self._sibling(state, tensor)
             if state.version != tensor._version:
                 return self._meet(tensor)  # somebody wrote to it unseen
+            if state.fragile and state.held is not None:
+                state.fragile = False
+                state.hold(fresh_copy(state.held))
         elif state.blank:
             self._keep_blank(state, tensor)
             return state
@@ -251,7 +261,7 @@ class Recorder(TorchDispatchMode):
     def _held_from_outside(self, tensor: Tensor) -> State:
         state = State(tensor, version_of(tensor))
         state.outside = True
-        state.leaf = tensor.grad_fn is None
+        state.leaf = _is_leaf(tensor)
         if state.leaf and tensor.requires_grad:
             state.held = tensor
             state.held_version = state.version
@@ -347,11 +357,14 @@ class Recorder(TorchDispatchMode):
         return piece if type(piece) is State else piece.state
 
     def _after_write(self, op: Op, key: Any, tensor: Tensor, before: State) -> State:
-        after = State(tensor, version_of(tensor) + 1)  # autograd counts the write after us
+        # Autograd counts the write when we are done, but not that to what it has saved already.
+        to_come = not (op.kind.counts or (op.kind.saved_early and key[0] == _NOISE))
+        after = State(tensor, version_of(tensor) + to_come)
         after.outside, after.leaf = before.outside, before.leaf
         if before.outside or op.kind.opaque:
             after.hold(alias(tensor))
             after.held_version = after.version
+            after.fragile = before.leaf
         else:
             after.op = op
             after.argument = key
@@ -397,8 +410,16 @@ def recorder_of_this_thread() -> Recorder:
 
 _threads = threading.local()
 _LISTS = (list, tuple)
+_NOISE = 1  # the argument of rrelu_with_noise
 _notes = itertools.count()  # numbers that no two recordings share
 _new_op = tuple.__new__  # quicker than Op(), which parses its arguments
+
+
+def _is_leaf(tensor: Tensor) -> bool:
+    try:
+        return tensor.grad_fn is None
+    except RuntimeError:  # a view made without gradients, whose base was written to since
+        return False
 
 
 def _nothing() -> None:

@@ -12,6 +12,7 @@ that everything is freed by reference counting as soon as nobody needs it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, final
 from weakref import ref
 
@@ -22,7 +23,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .kinds import Kind, is_ordinary
 from .places import Place
 
-__all__ = ["Op", "Piece", "State", "View", "alias", "fresh_copy", "over", "version_of"]
+__all__ = [
+    "Op",
+    "Piece",
+    "State",
+    "View",
+    "alias",
+    "counting_writes",
+    "fresh_copy",
+    "over",
+    "version_of",
+]
 
 
 @final
@@ -37,6 +48,7 @@ class State:
     __slots__ = (
         "argument",
         "blank",
+        "fragile",
         "held",
         "held_storage",
         "held_version",
@@ -63,6 +75,7 @@ class State:
         self.siblings: list[State] | None = None  # other tensors from outside over the same bytes
         self.argument: tuple[Any, int] | None = None
         self.blank = False  # nothing that we saw has been written to it
+        self.fragile = False  # a buffer that is written to again and again: copy it when it is read
         self.leaf = False  # a parameter or an input: there in any case
         self.outside = False  # the bytes belong to somebody else: never drop them
         self.read = False  # an op or autograd refers to it
@@ -149,15 +162,19 @@ def _states_in(values: Iterable[Any]) -> Iterator[State]:
             yield from _states_in(value)
 
 
-_VIEWS = torch._C.DispatchKey.ADInplaceOrView
-_counting = torch._C._SetExcludeDispatchKeyGuard
+def counting_writes() -> AbstractContextManager[None]:
+    """Switch on, below autograd, the layer that counts writes and shares the counters of views."""
+    guard: AbstractContextManager[None] = torch._C._SetExcludeDispatchKeyGuard(
+        torch._C.DispatchKey.ADInplaceOrView, False
+    )
+    return guard
 
 
 def alias(tensor: Tensor) -> Tensor:
     """Return the same bytes and version counter without the history, unseen by any mode."""
     if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
         # An op is being dispatched, perhaps, below the layer that shares the counter.
-        with torch._C._DisableTorchDispatch(), _counting(_VIEWS, False):
+        with torch._C._DisableTorchDispatch(), counting_writes():
             return tensor.detach()
     with _disable_current_modes():
         return tensor.detach()

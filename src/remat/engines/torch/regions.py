@@ -62,6 +62,7 @@ class Region:
         self.room = room  # bytes that may be held inside; if that is not enough, none are
         self.all_handles: list[ref[Handle]] = []
         self._lock = threading.Lock()
+        self._dtype = torch.get_default_dtype()
         if room is not None:
             self._held: set[State] = set()
             self._dropped: set[State] = set()
@@ -102,6 +103,13 @@ class Region:
         handle.tensor, handle.kept = None, -1
         if self.watch is not None:
             self.watch.lost(handle)
+
+    def hand_over(self, before: State, after: State) -> None:
+        """Let handles of a state be of another one that has taken its place."""
+        for handle in self.handles():
+            if handle.piece is before:
+                handle.piece = after
+                self._drop(handle)
 
     def forgot_nothing(self) -> bool:
         """Return whether all was held although there was no room for it."""
@@ -155,7 +163,14 @@ class Region:
             assert self.parent is not None, "a state is neither held nor can it be computed"
             found = self.parent.provide(self, needed.outer)
             given = {**given, **dict(zip(needed.outer, found, strict=True))}
-        return replay(wanted, needed, given, self.watch)
+        dtype = torch.get_default_dtype()
+        if dtype is self._dtype:
+            return replay(wanted, needed, given, self.watch)
+        torch.set_default_dtype(self._dtype)  # some ops ask for it
+        try:
+            return replay(wanted, needed, given, self.watch)
+        finally:
+            torch.set_default_dtype(dtype)
 
     def provide(self, inner: Region, states: list[State]) -> list[Tensor]:
         """Return states that an inner region starts from."""

@@ -76,11 +76,17 @@ def replay(
     they drew before, and leave their generators as they found them.
     """
     generators = [op.random[0] for op, _, _ in needed.ops if op.random is not None]
-    with torch._C._ExcludeDispatchKeyGuard(NOT_OURS):
-        if not generators:
-            return _replay(wanted, needed, given, watch)
-        with as_they_were(generators):
-            return _replay(wanted, needed, given, watch)
+    enabled = torch.is_grad_enabled()
+    try:
+        with torch._C._ExcludeDispatchKeyGuard(NOT_OURS):
+            # Nothing is recorded, but some ops (recurrent layers) make less without it.
+            torch._C._set_grad_enabled(True)
+            if not generators:
+                return _replay(wanted, needed, given, watch)
+            with as_they_were(generators):
+                return _replay(wanted, needed, given, watch)
+    finally:
+        torch._C._set_grad_enabled(enabled)
 
 
 def _replay(

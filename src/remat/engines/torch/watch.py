@@ -10,13 +10,14 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...plans import trace
 from ...watching import Watcher
 from .kinds import is_ordinary
 from .places import describe
-from .records import Op, State
+from .records import Op, Piece, State
 from .regions import Handle, Region
 from .replay import Needed, needs
 
@@ -28,12 +29,13 @@ _numbers = itertools.count()
 class WatchedHandle(Handle):
     """A handle that tells when it is released, and when its tensor is there."""
 
-    __slots__ = ("held_key", "nbytes", "plain_key", "value")
+    __slots__ = ("held_key", "plain_key", "value")
 
-    value: int  # its number in the trace
-    plain_key: int | None  # the memory that a plain pass holds for it, if any
-    held_key: int | None  # the memory that is held for it now, if any
-    nbytes: int
+    def __init__(self, piece: Piece, region: Region) -> None:
+        super().__init__(piece, region)
+        self.value = -1  # its number in the trace
+        self.plain_key: int | None = None  # the memory that a plain pass holds for it, if any
+        self.held_key: int | None = None  # the memory that is held for it now, if any
 
     def __del__(self) -> None:
         self.region.watch.released(self)
@@ -86,12 +88,11 @@ class Watch:
         """Autograd has got a handle for a tensor."""
         handle.value = self._number(handle.state)
         self._saved.append(handle.value)
-        handle.plain_key = handle.held_key = None
         if handle.state.leaf:
             return
-        handle.plain_key, handle.nbytes = _key(tensor), nbytes_of(tensor)
+        handle.plain_key = _key(tensor)
         for watcher, _ in self._watchers:
-            watcher.would_hold(handle.plain_key, handle.nbytes)
+            watcher.would_hold(handle.plain_key, nbytes_of(tensor))
         if handle.tensor is not None or handle.state.held is not None:
             self.got(handle, tensor)
 
@@ -182,4 +183,8 @@ def _key(tensor: Tensor) -> int:
 
 def nbytes_of(tensor: Tensor) -> int:
     """Return the bytes of the memory that a tensor keeps alive."""
-    return tensor.untyped_storage().nbytes() if is_ordinary(tensor) else tensor.nbytes
+    if is_ordinary(tensor):
+        return tensor.untyped_storage().nbytes()
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices().nbytes + tensor._values().nbytes
+    return 0 if tensor.layout is not torch.strided else tensor.nbytes

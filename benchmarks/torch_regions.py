@@ -1,0 +1,245 @@
+"""Checkpointed regions on PyTorch against plain autograd and `torch.utils.checkpoint`.
+
+All sides run the same modules with the same threads (one), from the same weights. Memory is that
+of a fresh process in which the allocator gives every tensor back to the system when it is freed
+(MALLOC_MMAP_THRESHOLD_): without that, what glibc keeps for itself hides what is in use, on all
+sides.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import remat
+
+from .measure import Report, Result, interleaved, measured, peak_in_fresh_process
+
+PEERS = ("torch",)
+_SIDES = ("plain", "theirs", "ours")
+_GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+
+
+def run() -> list[Result]:
+    torch.set_num_threads(1)
+    return [*_tiny_regions(), *_network("gpt", rounds=6), *_network("resnet", rounds=6)]
+
+
+# --- small regions ------------------------------------------------------------------------------
+
+
+def _tiny_regions() -> list[Result]:
+    few, many = _tiny(ops=2, calls=50, rounds=150), _tiny(ops=200, calls=2, rounds=150)
+    return [
+        Result.at_most(
+            "region of 2 tiny ops (8 x 8)",
+            "time above plain, against what torch.utils.checkpoint adds",
+            (few["ours"] - few["plain"]) / (few["theirs"] - few["plain"]),
+            0.5,
+            **_microseconds(few),
+        ),
+        Result.at_most(
+            "region of 200 tiny ops (8 x 8)",
+            "time against torch.utils.checkpoint",
+            many["ours"] / many["theirs"],
+            1.0,
+            **_microseconds(many),
+        ),
+    ]
+
+
+def _tiny(ops: int, calls: int, rounds: int) -> dict[str, float]:
+    weight = torch.randn(8, 8, requires_grad=True)
+    x = torch.randn(8, 8, requires_grad=True)
+
+    def region(x: Tensor) -> Tensor:
+        for _ in range(ops // 2):
+            x = torch.tanh(x @ weight)
+        return x
+
+    def side(name: str) -> Callable[[], None]:
+        call = _call(name)
+
+        def passes() -> None:
+            for _ in range(calls):
+                call(region, x).sum().backward()
+
+        return passes
+
+    best = interleaved({name: side(name) for name in _SIDES}, rounds)
+    return {name: seconds / calls for name, seconds in best.items()}
+
+
+def _microseconds(seconds: dict[str, float]) -> dict[str, float]:
+    return {f"{name}_us": value * 1e6 for name, value in seconds.items()}
+
+
+def _call(side: str) -> Callable[..., Tensor]:
+    """Return how a side calls a function that may be checkpointed."""
+    if side == "plain":
+        return lambda function, *inputs: function(*inputs)
+    if side == "theirs":
+        return lambda function, *inputs: checkpoint(function, *inputs, use_reentrant=False)
+    return remat.checkpoint
+
+
+# --- networks -----------------------------------------------------------------------------------
+
+
+def _network(network: str, rounds: int) -> list[Result]:
+    sides = {side: prepared(network, side) for side in _SIDES}
+    seconds = interleaved(sides, rounds)
+    os.environ.update(_GIVE_BACK)
+    try:
+        reports = {
+            side: peak_in_fresh_process(
+                "benchmarks.torch_regions:one_pass", network=network, side=side
+            )
+            for side in _SIDES
+        }
+        told = peak_in_fresh_process(f"{__name__}:profiled_pass", network=network)
+    finally:
+        for name in _GIVE_BACK:
+            os.environ.pop(name)
+    checksums = {report["checksum"] for report in reports.values()}
+    assert len(checksums) == 1, f"the sides differ: {checksums}"
+    peaks = {side: report["peak_bytes"] for side, report in reports.items()}
+    gradients = reports["plain"]["gradient_bytes"]
+    activations = {side: peak - gradients for side, peak in peaks.items()}
+    megabytes = {f"{side}_MB": peak / 1e6 for side, peak in peaks.items()}
+    difference = peaks["plain"] - peaks["ours"]
+    return [
+        Result.at_most(
+            f"{network}: time",
+            "every block checkpointed, against torch.utils.checkpoint",
+            seconds["ours"] / seconds["theirs"],
+            1.0,
+            **{f"{side}_s": value for side, value in seconds.items()},
+        ),
+        Result.at_most(
+            f"{network}: time against plain",
+            "every block checkpointed",
+            seconds["ours"] / seconds["plain"],
+            1.4,
+            theirs=seconds["theirs"] / seconds["plain"],
+        ),
+        Result.at_most(
+            f"{network}: peak",
+            "every block checkpointed, against torch.utils.checkpoint",
+            peaks["ours"] / peaks["theirs"],
+            1.0,
+            **megabytes,
+        ),
+        Result.at_least(
+            f"{network}: activation memory",
+            "by how much it falls below plain (peak less the gradients of the parameters)",
+            1 - activations["ours"] / activations["plain"],
+            0.5,
+            theirs=1 - activations["theirs"] / activations["plain"],
+        ),
+        Result.at_most(
+            f"{network}: memory_saved()",
+            "how far CheckpointProfiler is from the measured difference",
+            abs(told["memory_saved"] - difference) / difference,
+            0.1,
+            told_MB=told["memory_saved"] / 1e6,
+            measured_MB=difference / 1e6,
+        ),
+    ]
+
+
+def one_pass(network: str, side: str) -> Report:
+    """Measure a forward and backward pass in a fresh process."""
+    torch.set_num_threads(1)
+    tiny, step = prepared(network, side, tiny=True), prepared(network, side)
+    tiny()  # libraries load their parts when they are first used
+    run = measured(step)
+    model = step.model
+    return run.report(
+        checksum=sum(float(p.grad.double().abs().sum()) for p in model.parameters()),
+        gradient_bytes=sum(p.grad.nbytes for p in model.parameters()),
+    )
+
+
+def profiled_pass(network: str) -> Report:
+    """Ask the profiler what a pass saves."""
+    torch.set_num_threads(1)
+    step = prepared(network, "ours")
+    with remat.CheckpointProfiler() as profiler:
+        step()
+    return {"memory_saved": profiler.memory_saved()}
+
+
+class _Step:
+    def __init__(self, model: nn.Module, x: Tensor) -> None:
+        self.model = model
+        self.x = x
+
+    def __call__(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+        self.model(self.x).square().mean().backward()
+
+
+def prepared(network: str, side: str, *, tiny: bool = False) -> _Step:
+    torch.manual_seed(0)
+    if network == "gpt":
+        model = _Stack([_Attention(256, 8) for _ in range(16)], side)
+        return _Step(model, torch.randn(1, 8, 256) if tiny else torch.randn(8, 512, 256))
+    model = nn.Sequential(
+        nn.Conv2d(3, 64, 3, padding=1), _Stack([_Residual(64) for _ in range(15)], side)
+    )
+    return _Step(model, torch.randn(1, 3, 8, 8) if tiny else torch.randn(16, 3, 64, 64))
+
+
+class _Stack(nn.Module):
+    def __init__(self, blocks: list[nn.Module], side: str) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.call = _call(side)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = self.call(block, x)
+        return x
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention = nn.LayerNorm(width)
+        self.queries_keys_values = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+        self.before_perceptron = nn.LayerNorm(width)
+        self.perceptron = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        parts = self.queries_keys_values(self.before_attention(x)).chunk(3, -1)
+        q, k, v = (p.view(batch, length, self.heads, -1).transpose(1, 2) for p in parts)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.projection(attended.transpose(1, 2).reshape(batch, length, width))
+        return x + self.perceptron(self.before_perceptron(x))
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.first_norm = nn.BatchNorm2d(channels)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(channels)
+        self.activation = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.activation(self.first_norm(self.first(x)))
+        y = self.second_norm(self.second(y))
+        y += x
+        return self.activation(y)
