@@ -114,7 +114,7 @@ def _differs_under_any_mode(codes: tuple[CodeType, CodeType], got: dict[str, Any
 
 
 def _check_after_error(codes: tuple[CodeType, CodeType], plain: _Stopped) -> Verdict:
-    """Plain autograd refuses the backward pass; remat may do so or not, but the forward has to run."""
+    """Plain autograd refuses the backward pass: remat may do so or not, if it runs the forward."""
     try:
         _run(codes, remat)
     except _Stopped as stopped:
@@ -213,9 +213,7 @@ def _first_difference(expected: Any, got: Any, where: str = "") -> str | None:
     elif isinstance(expected, list | tuple) and isinstance(got, list | tuple):
         if len(expected) != len(got):
             return f"{where}: {len(expected)} and {len(got)} of them"
-        pairs = [
-            (f"{where} {n}", a, b) for n, (a, b) in enumerate(zip(expected, got, strict=True))
-        ]
+        pairs = [(f"{where} {n}", a, b) for n, (a, b) in enumerate(zip(expected, got, strict=True))]
     elif isinstance(expected, Tensor) and isinstance(got, Tensor):
         return _difference_of_tensors(expected, got, where)
     else:
@@ -239,15 +237,17 @@ def _difference_of_tensors(expected: Tensor, got: Tensor, where: str) -> str | N
 
 def _is_close(expected: Any, got: Any) -> bool:
     """Return whether numbers differ by rounding only; all else has to be the same."""
-    if isinstance(expected, dict):
+    if isinstance(expected, dict) and expected.keys() == got.keys():
         return all(_is_close(expected[key], got[key]) for key in expected)
-    if isinstance(expected, list | tuple):
+    if isinstance(expected, list | tuple) and len(expected) == len(got):
         return all(_is_close(a, b) for a, b in zip(expected, got, strict=True))
-    if isinstance(expected, Tensor) and expected.dtype.is_floating_point:
-        wide = expected.detach().double()
-        scale = float(wide.abs().max()) if wide.numel() else 0.0
-        return torch.allclose(wide, got.detach().double(), rtol=0.05, atol=0.05 * scale)
-    return _first_difference(expected, got) is None
+    if not isinstance(expected, Tensor) or not isinstance(got, Tensor):
+        return _first_difference(expected, got) is None
+    if expected.shape != got.shape or not expected.dtype.is_floating_point:
+        return _first_difference(expected, got) is None
+    wide = expected.detach().double()
+    scale = float(wide.abs().max()) if wide.numel() else 0.0
+    return torch.allclose(wide, got.detach().double(), rtol=0.05, atol=0.05 * scale)
 
 
 def _bytes(tensor: Tensor) -> bytes:

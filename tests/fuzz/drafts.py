@@ -32,7 +32,7 @@ class NoFit(Exception):
 
 def namespace(remat: Any) -> dict[str, Any]:
     """Return the names that a program sees when it starts."""
-    return {"torch": torch, "F": F, "remat": remat, **dict(kit.names())}
+    return {"torch": torch, "F": F, "remat": remat, **kit.names}
 
 
 def draw(seed: int) -> Program:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,27 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["names", "plain", "with_regions"]
+__all__ = [
+    "Bumped",
+    "Counter",
+    "Leave",
+    "Noisy",
+    "Ranked",
+    "Retaped",
+    "Scaled",
+    "Squared",
+    "Squashed",
+    "Waved",
+    "batched",
+    "in_thread",
+    "ints",
+    "leaf",
+    "module",
+    "recycled",
+    "seeded",
+    "squares",
+    "wave",
+]
 
 
 def leaf(*shape: int, seed: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> Tensor:
@@ -224,6 +244,12 @@ def recycled(x: Tensor) -> Tensor:
     return x
 
 
+names = {name: globals()[name] for name in __all__}
+
+
+# What follows is for those who run programs, not for the programs.
+
+
 def with_regions(region: Callable[[], AbstractContextManager[Any]]) -> Any:
     """Return what `remat` is in a run without it: around each region is only what is given."""
 
@@ -277,12 +303,3 @@ def with_regions(region: Callable[[], AbstractContextManager[Any]]) -> Any:
 
 
 plain = with_regions(nullcontext)
-
-_kit = dict(globals())
-
-
-def names() -> Iterator[tuple[str, Any]]:
-    """Yield what programs may call, by name."""
-    for name, value in _kit.items():
-        if getattr(value, "__module__", None) == __name__:
-            yield name, value

@@ -83,7 +83,9 @@ def _broadcast(draft: Draft, chosen: dict[str, str]) -> str:
 
     def fits(t: Tensor) -> bool:
         shape = torch.broadcast_shapes(first.shape, t.shape)
-        return _floating(t) and shape.numel() <= draft.most and (first.dtype is t.dtype or not strict)
+        return (
+            _floating(t) and shape.numel() <= draft.most and (first.dtype is t.dtype or not strict)
+        )
 
     return draft.pick(fits)
 
@@ -117,11 +119,13 @@ def _matching(draft: Draft, chosen: dict[str, str]) -> str:
     """Return what the first value can be multiplied with as a matrix."""
     first = _first(draft, chosen)
     return draft.pick(
-        lambda t: _floating(t)
-        and t.dim() >= 1
-        and t.dtype is first.dtype
-        and t.shape[-2 if t.dim() > 1 else 0] == first.shape[-1]
-        and (t.dim() <= 2 or t.shape[:-2] == first.shape[:-2])
+        lambda t: (
+            _floating(t)
+            and t.dim() >= 1
+            and t.dtype is first.dtype
+            and t.shape[-2 if t.dim() > 1 else 0] == first.shape[-1]
+            and (t.dim() <= 2 or t.shape[:-2] == first.shape[:-2])
+        )
     )
 
 
@@ -532,7 +536,7 @@ _TEMPLATES: dict[str, str] = {
         {n} = F.pixel_unshuffle({img}[..., :2, :2], 2)
         {n} = F.unfold({img}, 2)
         {n} = F.fold(F.unfold({img}, 2), {img}.shape[-2:], 2)
-        {n} = F.grid_sample({img}, torch.tanh({img}[:, :2].permute(0, 2, 3, 1)), align_corners=False)
+        {n} = F.grid_sample({img}, {img}[:, :2].permute(0, 2, 3, 1), align_corners=False)
         {n} = F.channel_shuffle({img}, 1)
     """,
     "indexing": """
@@ -784,7 +788,9 @@ def addmm(draft: Draft) -> str:
 def bilinear(draft: Draft) -> str:
     x, value = _input(draft, 2)
     width = value.shape[1]
-    return f"{draft.new()} = F.bilinear({x}, {x}, {draft.param(2, width, width, dtype=value.dtype)})"
+    return (
+        f"{draft.new()} = F.bilinear({x}, {x}, {draft.param(2, width, width, dtype=value.dtype)})"
+    )
 
 
 @op("convolution", times=5)
@@ -901,10 +907,8 @@ def recurrent_network(draft: Draft) -> str:
     x, value = _input(draft, 3)
     kind = draft.rng.choice(("GRU", "RNN", "LSTM"))
     options = draft.rng.choice(("", ", num_layers=2, dropout=0.3", ", bidirectional=True"))
-    return (
-        f"{draft.new()} = "
-        f"{draft.module(f'torch.nn.{kind}({value.shape[2]}, 3{options}, batch_first=True)')}({x})[0]"
-    )
+    network = draft.module(f"torch.nn.{kind}({value.shape[2]}, 3{options}, batch_first=True)")
+    return f"{draft.new()} = {network}({x})[0]"
 
 
 @op("network")

@@ -15,6 +15,7 @@ __all__ = ["shrink"]
 def shrink(program: Program, fails: Callable[[Program], bool], seconds: float = 20.0) -> Program:
     """Return the smallest program that was found in the time, and that still fails."""
     end = time.monotonic() + seconds
+    program = _fewer_lines(program, fails, end)
     progress = True
     while progress:
         progress = False
@@ -25,6 +26,32 @@ def shrink(program: Program, fails: Callable[[Program], bool], seconds: float = 
                 program, progress = smaller, True
                 break
     return program
+
+
+def _fewer_lines(program: Program, fails: Callable[[Program], bool], end: float) -> Program:
+    """Drop lines, at any depth: many at a time, then fewer; from the last to the first."""
+    lines = [item for item in walk(program.items) if isinstance(item, Line)]
+    size = len(lines) // 2
+    while size and time.monotonic() < end:
+        for start in range(len(lines) - size, -1, -size):
+            dropped = {id(line) for line in lines[start : start + size]}
+            smaller = replace(program, items=_without(program.items, dropped))
+            if fails(smaller):
+                program = smaller
+                del lines[start : start + size]
+        size //= 2
+    return program
+
+
+def _without(items: tuple[Item, ...], dropped: set[int]) -> tuple[Item, ...]:
+    kept: list[Item] = []
+    for item in items:
+        if isinstance(item, Block):
+            inner = _without(item.items, dropped)
+            kept += [replace(item, items=inner)] if inner else []
+        elif id(item) not in dropped:
+            kept.append(item)
+    return tuple(kept)
 
 
 def _smaller(program: Program) -> Iterator[Program]:

@@ -1,4 +1,4 @@
-"""How parts of a random program are wrapped: checkpoints of every kind, and torch's own contexts."""
+"""How parts of a random program are wrapped: checkpoints of every kind, and torch's contexts."""
 
 from __future__ import annotations
 
