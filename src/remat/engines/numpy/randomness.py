@@ -40,6 +40,11 @@ class Randomness:
         self._active = list(range(len(self._sources)))
 
     @property
+    def last_moment(self) -> Moment:
+        """Where every source stood when it was last looked at."""
+        return tuple(self._known)
+
+    @property
     def is_used(self) -> bool:
         return bool(self._active)
 

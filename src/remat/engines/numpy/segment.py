@@ -96,7 +96,7 @@ class Segment:
         if options.preserve_rng_state:
             given = [leaf for leaf in self.leaves if isinstance(leaf, GENERATORS)]
             self.randomness = Randomness([*self.captures.generators, *given])
-        self.moment = self.randomness.moment() if self.randomness else ()
+        self.moment = self.randomness.last_moment if self.randomness else ()
         self.results: list[Any] = []
         self.result_structure: trees.Structure | None = None
         self.traced_results: list[bool] = []

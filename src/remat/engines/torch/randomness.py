@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["as_they_were", "generator_of"]
+__all__ = ["generator_of"]
 
 
 def generator_of(args: Iterable[Any], kwargs: dict[str, Any]) -> torch.Generator:
@@ -33,14 +32,3 @@ def _of_device(device: torch.device) -> torch.Generator:
     index = module.current_device() if device.index is None else device.index
     generator: torch.Generator = module.default_generators[index]
     return generator
-
-
-@contextmanager
-def as_they_were(generators: Iterable[torch.Generator]) -> Iterator[None]:
-    """Leave generators as they were found."""
-    before = [(generator, generator.get_state()) for generator in dict.fromkeys(generators)]
-    try:
-        yield
-    finally:
-        for generator, state in before:
-            generator.set_state(state)

@@ -14,6 +14,7 @@ import time
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -76,17 +77,22 @@ class Recorder(TorchDispatchMode):
             raise UnsupportedError(
                 f"checkpointing needs hooks on saved tensors, which are switched off here: {error}"
             ) from error
-        self.__enter__()
+        # What __enter__ does beyond this is to set flags, for all threads, by which a compiler
+        # sees that a mode is on; it need not care about ours.
+        torch._C._push_on_torch_dispatch_stack(self)
 
     def close(self, region: Region) -> None:
-        if region not in self.opened:
+        if self.opened and self.opened[-1] is region:
+            self.opened.pop()
+        elif region in self.opened:
+            while self.opened.pop() is not region:
+                pass  # inner ones that were left open
+        else:
             return  # an outer one was closed before it, and took it along
-        while self.opened.pop() is not region:
-            pass  # inner ones that were left open
         if self.opened:
             self.region = self.opened[-1]
         else:
-            self.__exit__(None, None, None)
+            torch._C._pop_torch_dispatch_stack(None)
             self._hooks.__exit__()
             del self.region
         if region.watch is not None:
@@ -190,7 +196,13 @@ class Recorder(TorchDispatchMode):
         if kind.reshapes:
             state = self._known(args[0])
             if state is not None:
-                state.version += 1
+                # No byte changes, but autograd will count it.
+                for sibling in state.siblings or (state,):
+                    if sibling.held is not None and sibling.held_version == version_of(
+                        sibling.held
+                    ):
+                        sibling.held_version += 1
+                    sibling.version += 1
                 state.tensor = _nothing
         return kind.call(*args, **kwargs)
 
@@ -254,19 +266,18 @@ class Recorder(TorchDispatchMode):
         """Note a tensor whose bytes come from outside, or were written unseen: it is held."""
         state = self._held_from_outside(tensor)
         self._note(tensor, state)
-        if state.held is tensor:
-            self._outside[id(tensor)] = state
         return state
 
     def _held_from_outside(self, tensor: Tensor) -> State:
         state = State(tensor, version_of(tensor))
         state.outside = True
-        state.leaf = _is_leaf(tensor)
+        state.leaf = tensor.is_leaf
         if state.leaf and tensor.requires_grad:
             state.held = tensor
             state.held_version = state.version
             if is_ordinary(tensor):
                 state.held_storage = tensor.untyped_storage()
+            self._outside[id(tensor)] = state
         elif tensor.is_inference():
             state.hold(fresh_copy(tensor))  # it does not count its writes, so we could not see one
         else:
@@ -413,13 +424,6 @@ _LISTS = (list, tuple)
 _NOISE = 1  # the argument of rrelu_with_noise
 _notes = itertools.count()  # numbers that no two recordings share
 _new_op = tuple.__new__  # quicker than Op(), which parses its arguments
-
-
-def _is_leaf(tensor: Tensor) -> bool:
-    try:
-        return tensor.grad_fn is None
-    except RuntimeError:  # a view made without gradients, whose base was written to since
-        return False
 
 
 def _nothing() -> None:

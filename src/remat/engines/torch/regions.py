@@ -113,7 +113,13 @@ class Region:
 
     def forgot_nothing(self) -> bool:
         """Return whether all was held although there was no room for it."""
-        return self.room is None and all(h.state.held is not None for h in self.handles())
+        if self.children or self.room is not None:
+            return False
+        for handle in self.handles():
+            return handle.state.held is not None and all(
+                h.state.held is not None for h in self.handles()
+            )
+        return True
 
     def handles(self) -> Iterator[Handle]:
         """Yield the handles that autograd still holds."""
@@ -145,16 +151,18 @@ class Region:
         starts = [(r, r.starts()) for child in self.children if (r := child()) is not None]
         for _, states in starts:
             wanted += states
-        tensors = iter(self._compute(wanted))
+        tensors = self._compute(wanted)
         for handle, tensor in zip(handles, tensors, strict=False):
             handle.tensor = tensor
             if self.watch is not None:
                 self.watch.got(handle, tensor)
+        rest = iter(tensors[len(handles) :])
         for region, states in starts:
-            region._inputs = dict(zip(states, tensors, strict=False))
+            region._inputs = dict(zip(states, rest, strict=False))
         self._pass = current
         self._inputs = Region._inputs
-        Variable._execution_engine.queue_callback(self._end_of_pass)
+        if len(wanted) > 1 or self.watch is not None:  # or the one who asks takes all there is
+            Variable._execution_engine.queue_callback(self._end_of_pass)
 
     def _compute(self, wanted: list[Piece]) -> list[Tensor]:
         given = self._inputs

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ...errors import RecomputeMismatchError
 from . import places
-from .randomness import as_they_were
 from .records import Op, Piece, State, View, fresh_copy, over
 
 __all__ = ["NOT_OURS", "Needed", "Needs", "flat", "needs", "replay", "value_of"]
@@ -32,6 +31,7 @@ class Needs(NamedTuple):
     ops: list[Needed]  # in order
     outer: list[State]  # made before the region, and held by nobody
     uses: dict[State, int]
+    generators: list[torch.Generator]  # that its ops drew from
 
 
 # Autograd, autocast, transforms and modes: a replay passes them by.
@@ -46,6 +46,7 @@ def needs(wanted: Iterable[Piece], start: int, given: Mapping[State, Any]) -> Ne
     uses: dict[State, int] = {}
     needed: dict[int, Needed] = {}
     outer: list[State] = []
+    generators: list[torch.Generator] = []
     stack = [piece if type(piece) is State else piece.state for piece in wanted]
     while stack:
         state = stack.pop()
@@ -64,7 +65,9 @@ def needs(wanted: Iterable[Piece], start: int, given: Mapping[State, Any]) -> Ne
             reads = op.reads()
             needed[op.number] = Needed(op, [state], reads)
             stack += reads
-    return Needs([needed[number] for number in sorted(needed)], outer, uses)
+            if op.random is not None:
+                generators.append(op.random[0])
+    return Needs([needed[number] for number in sorted(needed)], outer, uses, generators)
 
 
 def replay(
@@ -75,37 +78,30 @@ def replay(
     Ops run below autograd and autocast, unseen by any mode; random ones draw the numbers that
     they drew before, and leave their generators as they found them.
     """
-    generators = [op.random[0] for op, _, _ in needed.ops if op.random is not None]
+    values = dict(given)
+    uses = needed.uses
+    began = time.perf_counter() if watch is not None else 0.0
     enabled = torch.is_grad_enabled()
+    random = [(generator, generator.get_state()) for generator in needed.generators]
     try:
         with torch._C._ExcludeDispatchKeyGuard(NOT_OURS):
             # Nothing is recorded, but some ops (recurrent layers) make less without it.
             torch._C._set_grad_enabled(True)
-            if not generators:
-                return _replay(wanted, needed, given, watch)
-            with as_they_were(generators):
-                return _replay(wanted, needed, given, watch)
+            for op, makes, reads in needed.ops:
+                _run(op, makes, values, uses, given)
+                for state in reads:
+                    uses[state] -= 1
+                    if not uses[state]:
+                        values.pop(state, None)
+                if watch is not None:
+                    watch.replaying(values)
+            if watch is not None:
+                watch.replayed(needed.ops, time.perf_counter() - began)
+            return [_decode(piece, values) for piece in wanted]
     finally:
         torch._C._set_grad_enabled(enabled)
-
-
-def _replay(
-    wanted: list[Piece], needed: Needs, given: Mapping[State, Tensor], watch: Any
-) -> list[Tensor]:
-    values = dict(given)
-    uses = needed.uses
-    began = time.perf_counter()
-    for op, makes, reads in needed.ops:
-        _run(op, makes, values, uses, given)
-        for state in reads:
-            uses[state] -= 1
-            if not uses[state]:
-                values.pop(state, None)
-        if watch is not None:
-            watch.replaying(values)
-    if watch is not None:
-        watch.replayed(needed.ops, time.perf_counter() - began)
-    return [_decode(piece, values) for piece in wanted]
+        for generator, before in reversed(random):
+            generator.set_state(before)
 
 
 def _run(

@@ -40,9 +40,12 @@ def run_segment(
         room=options.threshold,
     )
     try:
-        return function(*args, **kwargs)
-    finally:
-        close_region(region, function)
+        result = function(*args, **kwargs)
+    except BaseException:
+        close_region(region, None)
+        raise
+    close_region(region, function)
+    return result
 
 
 def open_region(
@@ -78,7 +81,7 @@ def close_region(region: Region | None, what: Any) -> None:
             _warn(what, "gradients are switched off here (torch.no_grad or inference mode)")
         return
     recorder.close(region)
-    if what is not None and not region.children and region.forgot_nothing():
+    if what is not None and region.forgot_nothing():
         _warn(what, _why_nothing(region))
 
 
