@@ -93,7 +93,7 @@ class Draft:
 
     def _inputs(self) -> None:
         rng = self.rng
-        large = rng.random() < 0.3
+        large = rng.random() < 0.4
         if large:  # more bytes than the state of a random generator has
             self.most = 4000
         batch, width, length = rng.randint(1, 4), rng.choice((2, 3, 4, 6)), rng.randint(2, 7)
@@ -143,7 +143,7 @@ class Draft:
         graded = [name for name in made if self.values[name].requires_grad]
         if not graded:
             return ()
-        unread = [name for name in graded if name not in self._reads]
+        unread = [name for name in graded if not self._reads.get(name)]
         chosen = [self.rng.choice(graded[-4:])]
         chosen += self.rng.sample(unread, self.rng.randint(0, len(unread)))
         chosen += [self.rng.choice(made) for _ in range(self.rng.choice((0, 0, 1, 2)))]
@@ -160,8 +160,8 @@ class Draft:
     def _fill(self, count: int, depth: int) -> tuple[Item, ...]:
         items: list[Item] = []
         while count > 0:
-            if depth < 4 and self.rng.random() < (0.16 if depth else 0.3):
-                size = self.rng.randint(1, min(count, 14))
+            if depth < 4 and self.rng.random() < (0.12 if depth else 0.4):
+                size = self.rng.randint(1, min(count, 24 - 5 * depth))
                 items.append(self._block(size, depth))
                 count -= size
             else:
@@ -256,7 +256,8 @@ class Draft:
         named = names_in([line])
         for name in named:
             self._reads[name] = self._reads.get(name, -1 if name in line.makes else 0) + 1
-            self._touch(self.values.get(name))
+            if not (line.op == "batch_norm" and name.startswith("b")):
+                self._touch(self.values.get(name))
         for name in line.makes:
             if name in self.visible:
                 self.visible.remove(name)
@@ -294,7 +295,11 @@ class Draft:
                 chosen[key] = ops.PLACES[key](self, chosen)
             return chosen[key]
 
-        return _PLACE.sub(put, template)
+        text = _PLACE.sub(put, template)
+        inputs = [name for key, name in chosen.items() if name not in self._made or key[0] != "n"]
+        if "\n" in template and set(inputs).intersection(self._made):
+            raise NoFit  # the first of several lines would overwrite what a later one reads
+        return text
 
     def new(self) -> str:
         """Return a name for what a line makes: as a rule a new one."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "Bumped",
@@ -31,7 +32,9 @@ __all__ = [
     "recycled",
     "seeded",
     "squares",
+    "unseen",
     "wave",
+    "write_unseen",
 ]
 
 
@@ -242,6 +245,17 @@ def recycled(x: Tensor) -> Tensor:
     for _ in range(3):
         x = torch.tanh(x * 1.1) + 0.1
     return x
+
+
+def unseen(x: Tensor) -> Tensor:
+    """Compute where no mode looks on, as a compiled kernel does."""
+    with _disable_current_modes():
+        return torch.sin(x) * 0.9
+
+
+def write_unseen(x: Tensor) -> None:
+    with _disable_current_modes():
+        x.mul_(0.7)
 
 
 names = {name: globals()[name] for name in __all__}
