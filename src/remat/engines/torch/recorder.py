@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 from weakref import ref
 
@@ -271,7 +272,8 @@ class Recorder(TorchDispatchMode):
     def _held_from_outside(self, tensor: Tensor) -> State:
         state = State(tensor, version_of(tensor))
         state.outside = True
-        state.leaf = tensor.is_leaf
+        with suppress(RuntimeError):  # a view made without gradients, whose base was written to
+            state.leaf = tensor.is_leaf
         if state.leaf and tensor.requires_grad:
             state.held = tensor
             state.held_version = state.version
