@@ -128,7 +128,7 @@ def _check_after_error(codes: tuple[CodeType, CodeType], plain: _Stopped) -> Ver
     try:
         _run(codes, remat)
     except _Stopped as stopped:
-        if stopped.when == "forward":
+        if stopped.when == "forward" and not _stops_under_any_mode(codes, stopped):
             return Verdict("raises", str(stopped))
     return Verdict("plain raises", str(plain))
 
