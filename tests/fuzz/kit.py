@@ -96,7 +96,10 @@ def in_thread(work: Callable[[], Any]) -> Any:
     results: list[Any] = []
     errors: list[BaseException] = []
 
+    threads = torch.get_num_threads()
+
     def run() -> None:
+        torch.set_num_threads(threads)  # each thread has a number of its own, and sums differ
         try:
             results.append(work())
         except BaseException as error:

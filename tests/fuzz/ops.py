@@ -30,7 +30,8 @@ _WEIGHTS = {
     "elementwise": 16,
     "in place": 18,
     "view": 14,
-    "overwriting": 7,
+    "overwriting": 8,
+    "nested": 5,
     "random": 12,
     "reduction": 8,
     "normalisation": 5,
@@ -854,6 +855,100 @@ F.dropout({n}, 0.5, inplace=True)
 {n1} = torch.view_as_complex({n}.view(-1, 2)).conj()
 {n2} = {n1}.imag * 2.0
 {n}.mul_({c})
+
+{n} = ({t} * 3.0).clone().view(1, -1)
+torch._foreach_mul_([{n}], 0.8)
+{n1} = torch.sin({n} + {c})
+
+{n} = {t1} + {c}
+torch._foreach_add_([{n}[0], {n}[1:]], [{n}[0].detach(), {n}[1:].detach()])
+{n1} = {n} ** 2
+
+{n} = torch.empty(2, *{t}.shape)
+{n}.numpy()[...] = 0.5
+{n}[0].copy_({t})
+{n1} = torch.sin({n} + {t})
+
+{n} = torch.sin({t1})
+remat.mark_checkpoint({n}[1:])
+{n1} = torch.tanh({n} * 2.0)
+{n2} = torch.tanh({n}[{i}] + {c})
+
+{n} = {t1} * 2.0 + {c}
+{n1} = {n}[{i}]
+remat.mark_checkpoint({n1})
+{n2} = torch.sin({n} + {c}) + torch.sin({n1} * 0.5).sum()
+
+with torch.inference_mode():
+    {n} = torch.sin({t})
+{n1} = torch.sin({t} + {n})
+with torch.inference_mode():
+    {n}.mul_(2.0)
+{n2} = torch.sin({t} + {n})
+
+{n} = {t} + {c}
+remat.mark_checkpoint({n})
+{n1} = torch.sin({n} + 1.0)
+{n}.mul_({c})
+{n2} = torch.sin({n} + {n1})
+
+{n} = torch.zeros_like({t})
+{n1} = torch.sin({t} + {n})
+with torch.no_grad():
+    torch.mul({t}, 2.0, out={n})
+{n2} = torch.sin({t} + {n})
+"""
+# The same, in regions of their own: they have to be in an outer one, which knows what they read.
+_NESTED = """
+{n} = {t} + {c}
+with remat.CheckpointScope("early"):
+    {n1} = torch.sin({n} + 1.0)
+with remat.CheckpointScope("late"):
+    {n}.mul_({c})
+    {n2} = torch.tanh({n})
+
+{n} = {t} + {c}
+with remat.CheckpointScope("early"):
+    {n1} = torch.sin({n} + 1.0)
+{n}.mul_({c})
+with remat.CheckpointScope("late"):
+    {n2} = torch.sin({n} + {n1})
+{n3} = {n} * {n}
+
+{n} = torch.tanh({t}) * {c}
+with remat.CheckpointScope("one"):
+    {n1} = {n} * 1.0
+    with remat.CheckpointScope("two"):
+        {n2} = torch.sin({n1} + {n})
+    {n1} += {n2}
+    with remat.CheckpointScope("three"):
+        {n1}.add_({c})
+        {n3} = torch.sin({n1} + {n})
+
+{n} = remat.checkpoint(torch.sin, {t})
+{n1} = remat.checkpoint(lambda a, b: torch.tanh(a + b).mul(b), {n}, {t})
+{n2} = remat.checkpoint(torch.add, {n1}.mul_({c}), {n}) ** 2
+
+{n} = torch.rand_like({t}) + {t}
+with remat.CheckpointScope("one"):
+    {n1} = torch.sin(F.dropout({n} + 1.0, 0.3))
+with remat.CheckpointScope("two", use_recomputation=False):
+    {n2} = torch.sin(F.dropout({n1} + {n}, 0.3))
+{n3} = remat.checkpoint(lambda: F.dropout({n2}, 0.4) * torch.rand_like({n}))()
+
+{n} = {t} + {c}
+for k in range(3):
+    with remat.CheckpointScope(f"step {k}"):
+        {n} = torch.sin({n} + k)
+        remat.checkpoint({n})
+        {n} = {n}.mul({c}).add_({n})
+
+{n} = {t1} + {c}
+{n1} = {n}[{i}]
+with remat.CheckpointScope("view"):
+    {n2} = torch.sin({n1} + 1.0)
+    {n1}.mul_({c})
+{n3} = torch.sin({n} + 1.0)
 """
 
 
@@ -866,6 +961,18 @@ for _group, _texts in _TEMPLATES.items():
         OPS.append(Op(_text.strip(), _lines_of(_text.strip()), _group))
 for _text in _OVERWRITING.strip().split("\n\n"):
     OPS.append(Op(_text, _text, "overwriting"))
+
+
+def _in_a_region(template: str) -> Callable[[Draft], str]:
+    def draw(draft: Draft) -> str:
+        assert draft.in_region()
+        return draft.fill(template)
+
+    return draw
+
+
+for _text in _NESTED.strip().split("\n\n"):
+    OPS.append(Op(_text, _in_a_region(_text), "nested"))
 
 
 # Lines that take more than a template.
@@ -1034,6 +1141,8 @@ def into_buffer(draft: Draft) -> str:
             "{b}.copy_({x}.detach())\n{n} = {b} * {x}",
             "{n} = {b} * {x}\n{b}.add_(1.0)",
             "{n} = torch.sin({b} + {x})\n{b}.mul_(0.5)",
+            "{n} = torch.sin({b} + {x})\n{b}.data.mul_(0.5)\n{n1} = torch.sin({b} - {x})",
+            "{n} = {b}.detach()\n{n1} = torch.sin({n} + {x})\n{b}.mul_(0.5)\n{n2} = {n} * {x}",
         )
     )
     return draft.fill(template, b=buffer, x=x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,9 @@ def shrink(program: Program, fails: Callable[[Program], bool], seconds: float = 
     """Return the smallest program that was found in the time, and that still fails."""
     end = time.monotonic() + seconds
     program = _fewer_lines(program, fails, end)
+    single = replace(program, items=_one_by_one(program.items))
+    if fails(single):
+        program = _fewer_lines(single, fails, end)
     progress = True
     while progress:
         progress = False
@@ -52,6 +56,35 @@ def _without(items: tuple[Item, ...], dropped: set[int]) -> tuple[Item, ...]:
         elif id(item) not in dropped:
             kept.append(item)
     return tuple(kept)
+
+
+def _one_by_one(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """Return the items with one line in each, and blocks for what is indented."""
+    single: list[Item] = []
+    for item in items:
+        if isinstance(item, Block):
+            single.append(replace(item, items=_one_by_one(item.items)))
+        else:
+            single += _parsed(item.text.splitlines())
+    return tuple(single)
+
+
+def _parsed(lines: list[str]) -> list[Item]:
+    items: list[Item] = []
+    while lines:
+        first, *lines = lines
+        body = list(itertools.takewhile(lambda line: line.startswith("    "), lines))
+        lines = lines[len(body) :]
+        if body:
+            inner = tuple(_parsed([line[4:] for line in body]))
+            items.append(Block("with", first, inner, is_region="Scope" in first))
+        else:
+            bound = _BOUND.match(first)
+            items.append(Line(first, tuple(bound[1].split(", ")) if bound else ()))
+    return items
+
+
+_BOUND = re.compile(r"(v\d+(?:, v\d+)*) =")
 
 
 def _smaller(program: Program) -> Iterator[Program]:
