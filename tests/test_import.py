@@ -13,7 +13,9 @@ import remat
 NAMES = [
     "BudgetTooSmallError",
     "CheckpointGroup",
+    "CheckpointNode",
     "CheckpointProfiler",
+    "CheckpointScope",
     "LoopTransformError",
     "RecomputeMismatchError",
     "RematError",
@@ -32,6 +34,8 @@ NAMES = [
     "estimate_checkpoint_savings",
     "get_memory_savings",
     "grad",
+    "is_checkpoint",
+    "mark_checkpoint",
     "plan_loop",
     "should_checkpoint",
     "value_and_grad",

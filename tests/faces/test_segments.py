@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import collections
-import sys
 import types
 
 import numpy as np
 import pytest
 
 import remat
+from remat.engines import locate
 from remat.faces.segments import without_checkpoint
 from remat.segments import SegmentOptions
 
@@ -26,7 +26,7 @@ def calls(monkeypatch):
     asked = []
     engine = types.ModuleType("stand-in")
     engine.run_segment = lambda *args: asked.append(args) or "result"
-    monkeypatch.setitem(sys.modules, "remat.engines.numpy", engine)
+    monkeypatch.setattr(locate, "_load", {"numpy": engine}.__getitem__)
     return asked
 
 
@@ -36,7 +36,7 @@ def tensors(monkeypatch):
     asked = []
     engine = types.ModuleType("stand-in")
     engine.checkpoint_tensor = lambda *args: asked.append(args) or args[0]
-    monkeypatch.setitem(sys.modules, "remat.engines.torch", engine)
+    monkeypatch.setattr(locate, "_load", {"torch": engine}.__getitem__)
     return asked
 
 

@@ -78,8 +78,13 @@ class CheckpointNode:
 class CheckpointScope:
     """Everything computed inside is one checkpointed region, with no function to wrap.
 
-        with remat.CheckpointScope("encoder"):
-            h = encoder(x)
+    >>> import torch
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> with CheckpointScope("encoder") as scope:
+    ...     y = torch.sin(torch.exp(x))
+    >>> len(scope.nodes)
+    1
+    >>> y.sum().backward()
 
     With `enabled=False` it does nothing. With `use_recomputation=False` it holds what plain
     autograd holds, and only accounts for it: profilers see it, and `checkpoint(tensor)` drops
@@ -87,6 +92,7 @@ class CheckpointScope:
     """
 
     def __init__(self, name: str, enabled: bool = True, use_recomputation: bool = True) -> None:
+        _refuse_compiler()
         if not isinstance(name, str):
             raise TypeError(f"name is text, got {type(name).__name__}")
         self.name = name
@@ -101,12 +107,7 @@ class CheckpointScope:
         return list(self._nodes)
 
     def __enter__(self) -> Self:
-        if is_compiling():
-            raise UnsupportedError(
-                "CheckpointScope does not work inside of torch.compile; wrap the code in a "
-                "function and use remat.checkpoint(fn, *inputs), which the compiler understands, "
-                "or put the scope around the call of the compiled function"
-            )
+        _refuse_compiler()
         stack = self._entered.__dict__.setdefault("stack", [])
         if not self.is_enabled:
             stack.append(None)
@@ -137,14 +138,36 @@ class CheckpointScope:
         )
 
 
+def _refuse_compiler() -> None:
+    if is_compiling():
+        raise UnsupportedError(
+            "CheckpointScope does not work inside of torch.compile; wrap the code in a function "
+            "and use remat.checkpoint(fn, *inputs), which the compiler understands, or put the "
+            "scope around the call of the compiled function"
+        )
+
+
 def mark_checkpoint(tensor: Any) -> Any:
     """Hold this tensor: recomputation of what follows starts here. Return it.
 
     Inside of a scope or segment. Outside, tensors are held anyway, and it is only remembered.
+
+    >>> import torch
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> with CheckpointScope("encoder") as scope:
+    ...     h = mark_checkpoint(torch.exp(x))
+    ...     y = torch.cos(torch.sin(h))
+    >>> len(scope.nodes[0].saved_activations)
+    1
     """
     return engine_with_scopes().mark(tensor)
 
 
 def is_checkpoint(tensor: Any) -> bool:
-    """Return whether `mark_checkpoint` was called on this tensor."""
+    """Return whether `mark_checkpoint` was called on this tensor.
+
+    >>> import torch
+    >>> is_checkpoint(torch.ones(3)), is_checkpoint(mark_checkpoint(torch.ones(3)))
+    (False, True)
+    """
     return engine_with_scopes().is_marked(tensor)

@@ -11,7 +11,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..plans.trace import Trace
@@ -108,7 +108,7 @@ class Ledger:
     def regions(self) -> list[RegionTotals]:
         """What happened under each name, in the order of first runs."""
         self._settle()
-        return list(self._regions.values())
+        return [replace(totals) for totals in self._regions.values()]
 
     @property
     def curve(self) -> list[tuple[int, int]]:

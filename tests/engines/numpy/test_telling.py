@@ -458,6 +458,16 @@ def test_a_loop_shows_its_progress_while_somebody_watches(capfd) -> None:
     assert profiler.checkpoint_count() == 1
 
 
+def test_a_long_loop_is_told_in_few_tales() -> None:
+    def loss(x):
+        return np.sum(remat.checkpointed_while(lambda x: x[0] < 3000, lambda x: x + 1, x, 5)[0])
+
+    with remat.CheckpointProfiler() as profiler:
+        vjp, _ = autograd.make_vjp(loss)(np.zeros(2))
+        assert len(profiler._ledger._plain._things) < 64 * np.log(3000)
+        assert vjp is not None
+
+
 def test_going_back_through_a_loop_again_is_told_as_running_all_of_it() -> None:
     with remat.CheckpointProfiler() as profiler:
         autograd.jacobian(lambda x: remat.checkpointed_loop(np.sin, x, 20, 3)[0])(np.ones(2))

@@ -146,6 +146,7 @@ class LoopTales:
         self._progress = progress
         self._tape_bytes = 0
         self._step_bytes = 0  # of a plain pass
+        self._steps = self._untold = 0  # run ahead, and not yet told
         self._loop = object()  # for keys of its own
 
     def weighed(self, tape_bytes: int, *, plain_bytes: int) -> None:
@@ -157,9 +158,17 @@ class LoopTales:
 
     def forward(self, steps: int) -> None:
         if self.is_ahead:  # a second way back runs ahead once more: a plain pass would not
-            self._account.weighed(steps * self._step_bytes, {})
+            self._steps += steps
+            self._untold += steps
+            if 64 * self._untold >= self._steps:  # not step by step: a tale takes memory, too
+                self.settle()
         if self._progress:
             self._progress.forward(steps)
+
+    def settle(self) -> None:
+        """Tell what a plain pass would hold by now."""
+        self._account.weighed(self._untold * self._step_bytes, {})
+        self._untold = 0
 
     def recompute(self, steps: int) -> None:
         if self._progress:

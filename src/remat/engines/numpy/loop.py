@@ -179,6 +179,8 @@ class _Pass(ABC):
             self.shown(last=False),
         ):
             self.run = self.start(traced=True)
+        if self.tales:
+            self.tales.settle()
         self.steps.captures.refuse_leftovers()
         self.steps.randomness.watch_only_used(self.initial.moment, self.steps.randomness.moment())
         results = [*self.final.leaves, *self.steps.outputs.stacks]

@@ -22,29 +22,31 @@ _users = 0  # of a tracemalloc that we have started
 @contextmanager
 def traced_memory() -> Iterator[Callable[[], int]]:
     """Count the bytes that are allocated; what was switched on is switched off."""
-    _start()
+    ours = _start()
     try:
         yield lambda: tracemalloc.get_traced_memory()[0]
     finally:
-        _stop()
+        if ours:
+            _stop()
 
 
-def _start() -> None:
+def _start() -> bool:
+    """Say whether it is us who count: the program may be tracing for itself."""
     global _users  # noqa: PLW0603  (there is one tracemalloc for all threads)
     with _lock:
-        if _users or not tracemalloc.is_tracing():
-            _users += 1
-        if _users == 1:
+        ours = bool(_users) or not tracemalloc.is_tracing()
+        if ours and not _users:
             tracemalloc.start()
+        _users += ours
+    return ours
 
 
 def _stop() -> None:
     global _users  # noqa: PLW0603
     with _lock:
-        if _users:
-            _users -= 1
-            if not _users:
-                tracemalloc.stop()
+        _users -= 1
+        if not _users:
+            tracemalloc.stop()
 
 
 def nbytes(leaf: Any) -> int:
@@ -99,10 +101,9 @@ def held_elsewhere(values: list[Any]) -> list[bool]:
     for i in range(len(values)):
         twice = sum(value is values[i] for value in values) - 1
         held = sys.getrefcount(values[i]) > alone + twice
-        base = getattr(values[i], "base", None)
-        if base is not None:
-            views = {id(value) for value in values if getattr(value, "base", None) is base}
-            # (One more than alone is `base`, this name for it.)
-            held |= sys.getrefcount(base) > base_alone + len(views)
+        if isinstance(values[i], np.ndarray) and values[i].base is not None:
+            views = {id(v) for v in values if getattr(v, "base", None) is values[i].base}
+            # (No name for the base: it would count.)
+            held |= sys.getrefcount(values[i].base) > base_alone + len(views) - 1
         found.append(held)
     return found

@@ -20,10 +20,12 @@ class Kind:
         "call",
         "counts",
         "dropout",
+        "dynamic",
         "fills",
         "fresh",
         "func",
         "hidden_writes",
+        "needs_grad_mode",
         "opaque",
         "random",
         "reshapes",
@@ -44,6 +46,8 @@ class Kind:
         self.dropout: int | None = None
         self.hidden_writes: tuple[tuple[int, ...], int] | None = None
         self.saved_early = False  # autograd saves an argument before the op writes to it
+        self.dynamic = False  # the shape of what it makes depends on values
+        self.needs_grad_mode = False  # makes less for a backward pass if gradients are off
         self.counts = False  # counts its writes by itself: those to lists of tensors
         self.opaque = True  # not to be trusted to repeat itself
         if isinstance(func, torch._ops.OpOverload):
@@ -56,6 +60,7 @@ class Kind:
             or self.blank
             or self.hidden_writes
             or self.opaque
+            or self.dynamic
         )
 
     def _read_schema(self, func: torch._ops.OpOverload[Any, Any]) -> None:
@@ -83,6 +88,8 @@ class Kind:
         self.reshapes = torch.Tag.inplace_view in func.tags and not self.opaque
         self.hidden_writes = _HIDDEN_WRITES.get(packet)
         self.saved_early = packet in _SAVED_EARLY
+        self.dynamic = torch.Tag.dynamic_output_shape in func.tags
+        self.needs_grad_mode = "rnn" in func.name() or "lstm" in func.name()
 
     def draws(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether this call draws random numbers: attention without dropout does not."""

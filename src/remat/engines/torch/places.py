@@ -57,11 +57,13 @@ def _nearest(frame: Any) -> tuple[Any, ref[torch.nn.Module] | None]:
     return frame, module
 
 
-def describe(place: Place, *, with_module: bool = True) -> str:
+def describe(place: Place | None, *, with_module: bool = True) -> str:
     """Return a place in words: function, module, file, line and its text.
 
     To find a module's path takes a look at every object of the process: that is for errors.
     """
+    if place is None:
+        return "a place that was not noted"
     code, instruction, reference = place
     line = _line_of(code, instruction)
     text = linecache.getline(code.co_filename, line).strip()

@@ -11,11 +11,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from contextlib import suppress
 from typing import Any
 from weakref import ref
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -78,9 +76,7 @@ class Recorder(TorchDispatchMode):
             raise UnsupportedError(
                 f"checkpointing needs hooks on saved tensors, which are switched off here: {error}"
             ) from error
-        # What __enter__ does beyond this is to set flags, for all threads, by which a compiler
-        # sees that a mode is on; it need not care about ours.
-        torch._C._push_on_torch_dispatch_stack(self)
+        self.__enter__()
 
     def close(self, region: Region) -> None:
         if self.opened and self.opened[-1] is region:
@@ -93,7 +89,7 @@ class Recorder(TorchDispatchMode):
         if self.opened:
             self.region = self.opened[-1]
         else:
-            torch._C._pop_torch_dispatch_stack(None)
+            self.__exit__(None, None, None)
             self._hooks.__exit__()
             del self.region
         if region.watch is not None:
@@ -131,8 +127,10 @@ class Recorder(TorchDispatchMode):
                 self._meet(tensor)  # its shape is forgotten: from here on it is one from outside
             else:
                 state.hold(alias(made))
+                self.region.marks = (*self.region.marks, state)
 
     # What ops do. This runs for every op: it is long so that it need not call for the usual ones.
+    # Those give the same shape whenever they run again, so nobody will ask where they were called.
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -151,7 +149,7 @@ class Recorder(TorchDispatchMode):
             elif type(arg) in _LISTS:
                 encoded[number] = self._encode(arg)
         out = kind.call(*args)
-        op = _new_op(Op, (self._ops, kind, encoded, None, None, here()))
+        op = _new_op(Op, (self._ops, kind, encoded, None, None, None))
         self._ops += 1
         if type(out) is Tensor:
             self._made(out, op, 0)
@@ -272,8 +270,8 @@ class Recorder(TorchDispatchMode):
     def _held_from_outside(self, tensor: Tensor) -> State:
         state = State(tensor, version_of(tensor))
         state.outside = True
-        with suppress(RuntimeError):  # a view made without gradients, whose base was written to
-            state.leaf = tensor.is_leaf
+        # A view is not asked: that would make autograd renew its history, if its base was written to.
+        state.leaf = not tensor._is_view() and tensor.is_leaf
         if state.leaf and tensor.requires_grad:
             state.held = tensor
             state.held_version = state.version
@@ -398,7 +396,9 @@ class Recorder(TorchDispatchMode):
             if isinstance(args[number], Tensor) and self._known(args[number]) is not None:
                 self._before_write(kind, args[number], alone=False)
                 del args[number].untyped_storage()._remat
-        return tuple(None if number in numbers else arg for number, arg in enumerate(args))
+        return tuple(
+            _instead(arg, args[0]) if number in numbers else arg for number, arg in enumerate(args)
+        )
 
     def _keep_what_was_drawn(
         self, generator_state: Tensor, made: list[tuple[State, Tensor]]
@@ -426,6 +426,16 @@ _LISTS = (list, tuple)
 _NOISE = 1  # the argument of rrelu_with_noise
 _notes = itertools.count()  # numbers that no two recordings share
 _new_op = tuple.__new__  # quicker than Op(), which parses its arguments
+
+
+def _instead(statistics: Any, values: Tensor) -> State | None:
+    """Return what a replay gives in place of statistics: nothing, or a copy if types are mixed."""
+    if not isinstance(statistics, Tensor) or statistics.dtype is values.dtype:
+        return None
+    state = State(statistics, 0)
+    state.outside = state.leaf = True
+    state.hold(fresh_copy(statistics))
+    return state
 
 
 def _nothing() -> None:

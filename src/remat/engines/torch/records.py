@@ -129,7 +129,7 @@ class Op(NamedTuple):
     args: list[Any]
     keywords: dict[str, Any] | None
     random: tuple[torch.Generator, Tensor] | None  # what it drew from, and its state before
-    place: Place
+    place: Place | None  # where it was called, if somebody may want to know
 
     def reads(self) -> list[State]:
         """Return the states that it reads, one for each time."""
@@ -145,6 +145,17 @@ class Op(NamedTuple):
         if self.keywords is not None:
             found += _states_in(self.keywords.values())
         return found
+
+    def overwrites(self) -> list[State]:
+        """Return all states that this op overwrites."""
+        keywords = self.keywords or {}
+        return list(
+            _states_in(
+                keywords.get(key) if isinstance(key, str) else self.args[key]
+                for key in self.kind.writes
+                if isinstance(key, str) or key < len(self.args)
+            )
+        )
 
     def overwritten(self, argument: tuple[Any, int]) -> State:
         """Return the state that this op overwrites through an argument."""

@@ -51,11 +51,12 @@ class Region:
     children: tuple[ref[Region], ...] = ()
     start = 0  # the number of its first op
     watch: Any = None
+    marks: tuple[State, ...] = ()  # held although they could be computed again
     _inputs: Mapping[State, Tensor] = MappingProxyType({})
     _pass = -1  # the backward pass that it was computed in
 
     def __init__(
-        self, name: Any = "", *, preserve_rng_state: bool = True, room: float | None = None
+        self, name: Any = "", preserve_rng_state: bool = True, room: float | None = None
     ) -> None:
         self.name = name  # text, or the function that it is of
         self.preserve_rng_state = preserve_rng_state
@@ -98,6 +99,9 @@ class Region:
             self._drop(handle)
             if handle.state.op is not None:
                 handle.state.held = None
+        for state in self.marks:
+            if state.op is not None:
+                state.held = None
 
     def _drop(self, handle: Handle) -> None:
         handle.tensor, handle.kept = None, -1
@@ -135,34 +139,46 @@ class Region:
         with self._lock:
             current = _current_pass()
             if current in (-1, self._pass):  # asked once more, or outside of any pass
-                tensor: Tensor | None = self._compute([handle.piece])[0]
+                tensor = self._compute([handle.piece])[0]
             else:
-                if handle.tensor is None:
-                    self._compute_all(current)
-                tensor, handle.tensor = handle.tensor, None
-            assert tensor is not None
+                tensor = self._compute_all(current, handle)
             if self.watch is not None:
                 self.watch.handed_over()
             return tensor
 
-    def _compute_all(self, current: int) -> None:
-        handles = [h for h in self.handles() if h.tensor is None and h.state.held is None]
+    def _compute_all(self, current: int, asked: Handle | None = None) -> Any:
+        """Compute what all handles will ask for; return the tensor of the one that asked."""
+        handles = [
+            handle
+            for reference in self.all_handles
+            if (handle := reference()) is not None
+            and handle.tensor is None
+            and handle.state.held is None
+        ]
         wanted = [handle.piece for handle in handles]
         starts = [(r, r.starts()) for child in self.children if (r := child()) is not None]
         for _, states in starts:
             wanted += states
         tensors = self._compute(wanted)
+        self._pass = current
+        self._inputs = Region._inputs
+        if len(tensors) == 1 and handles == [asked] and self.watch is None:
+            return tensors[0]  # the one who asks takes all there is
+        Variable._execution_engine.queue_callback(self._end_of_pass)
+        result = None
         for handle, tensor in zip(handles, tensors, strict=False):
-            handle.tensor = tensor
+            if handle is asked:
+                result = tensor
+            else:
+                handle.tensor = tensor
             if self.watch is not None:
                 self.watch.got(handle, tensor)
         rest = iter(tensors[len(handles) :])
         for region, states in starts:
             region._inputs = dict(zip(states, rest, strict=False))
-        self._pass = current
-        self._inputs = Region._inputs
-        if len(wanted) > 1 or self.watch is not None:  # or the one who asks takes all there is
-            Variable._execution_engine.queue_callback(self._end_of_pass)
+        if result is None and asked is not None:  # another thread has had it computed meanwhile
+            result = self._compute([asked.piece])[0]
+        return result
 
     def _compute(self, wanted: list[Piece]) -> list[Tensor]:
         given = self._inputs
@@ -205,7 +221,7 @@ class Region:
 
     def held(self) -> list[Tensor]:
         """Return what is held of what was made in here, each once."""
-        found: dict[State, Tensor] = {}
+        found = {state: state.held for state in self.marks if state.held is not None}
         for handle in self.handles():
             tensor = handle.state.held if handle.tensor is None else handle.tensor
             if tensor is not None:

@@ -17,12 +17,8 @@ from .records import Op, Piece, State, View, fresh_copy, over
 __all__ = ["NOT_OURS", "Needed", "Needs", "flat", "needs", "replay", "value_of"]
 
 
-class Needed(NamedTuple):
-    """An op that is to be run again, the states it is run for, and those that it reads."""
-
-    op: Op
-    makes: list[State]
-    reads: list[State]
+# An op that is to be run again, the states it is run for, and those that it reads.
+Needed = tuple[Op, list[State], list[State]]
 
 
 class Needs(NamedTuple):
@@ -60,10 +56,10 @@ def needs(wanted: Iterable[Piece], start: int, given: Mapping[State, Any]) -> Ne
         if op is None or op.number < start:
             outer.append(state)
         elif op.number in needed:
-            needed[op.number].makes.append(state)
+            needed[op.number][1].append(state)
         else:
             reads = op.reads()
-            needed[op.number] = Needed(op, [state], reads)
+            needed[op.number] = (op, [state], reads)
             stack += reads
             if op.random is not None:
                 generators.append(op.random[0])
@@ -81,12 +77,9 @@ def replay(
     values = dict(given)
     uses = needed.uses
     began = time.perf_counter() if watch is not None else 0.0
-    enabled = torch.is_grad_enabled()
     random = [(generator, generator.get_state()) for generator in needed.generators]
     try:
         with torch._C._ExcludeDispatchKeyGuard(NOT_OURS):
-            # Nothing is recorded, but some ops (recurrent layers) make less without it.
-            torch._C._set_grad_enabled(True)
             for op, makes, reads in needed.ops:
                 _run(op, makes, values, uses, given)
                 for state in reads:
@@ -99,7 +92,6 @@ def replay(
                 watch.replayed(needed.ops, time.perf_counter() - began)
             return [_decode(piece, values) for piece in wanted]
     finally:
-        torch._C._set_grad_enabled(enabled)
         for generator, before in reversed(random):
             generator.set_state(before)
 
@@ -113,21 +105,19 @@ def _run(
 ) -> None:
     """Run an op again and put what it makes among the values."""
     source: MutableMapping[State, Tensor] = values
-    if op.kind.writes:
-        for state in states:
-            if state.argument is not None:
-                before = op.overwritten(state.argument)
-                if uses[before] > 1 or before not in values or before in given:
-                    # Somebody else needs what is overwritten here, so this op writes to a copy.
-                    source = ChainMap({before: fresh_copy(_value(before, values))}, source)
+    for before in op.overwrites() if op.kind.writes else ():
+        if uses[before] > 1 or before not in values or before in given:
+            # Somebody else needs what is overwritten here, so this op writes to a copy.
+            source = ChainMap({before: fresh_copy(_value(before, values))}, source)
     args = [_decode(arg, source) for arg in op.args]
     if op.random is not None:
         op.random[0].set_state(op.random[1])
-    if op.keywords is None:
+    if op.keywords is None and not op.kind.needs_grad_mode:
         out = op.kind.call(*args)
     else:
-        keywords = {name: _decode(value, source) for name, value in op.keywords.items()}
-        out = op.kind.call(*args, **keywords)
+        keywords = {name: _decode(value, source) for name, value in (op.keywords or {}).items()}
+        with torch.set_grad_enabled(op.kind.needs_grad_mode or torch.is_grad_enabled()):
+            out = op.kind.call(*args, **keywords)
     for state in states:
         if state.argument is not None:
             values[state] = source[op.overwritten(state.argument)]

@@ -34,11 +34,7 @@ def run_segment(
     options: SegmentOptions,
 ) -> Any:
     """Call `function`, keep its inputs and forget what lies between."""
-    region = open_region(
-        options.name or function,
-        preserve_rng_state=options.preserve_rng_state,
-        room=options.threshold,
-    )
+    region = open_region(options.name or function, options.preserve_rng_state, options.threshold)
     try:
         result = function(*args, **kwargs)
     except BaseException:
@@ -50,7 +46,6 @@ def run_segment(
 
 def open_region(
     name: Any,
-    *,
     preserve_rng_state: bool = True,
     room: float | None = None,
     watch: Watch | None = None,
@@ -66,8 +61,9 @@ def open_region(
             "jvp), which allow no hooks on saved tensors; use torch.autograd.grad or .backward(), "
             "or call the function without checkpointing"
         )
-    region = Region(name, preserve_rng_state=preserve_rng_state, room=room)
-    region.watch = watch
+    region = Region(name, preserve_rng_state, room)
+    if watch is not None:
+        region.watch = watch
     recorder.open(region)
     return region
 
@@ -81,6 +77,9 @@ def close_region(region: Region | None, what: Any) -> None:
             _warn(what, "gradients are switched off here (torch.no_grad or inference mode)")
         return
     recorder.close(region)
+    handles = region.all_handles
+    if handles and (first := handles[0]()) is not None and first.state.held is None:
+        return  # the usual case
     if what is not None and region.forgot_nothing():
         _warn(what, _why_nothing(region))
 
