@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint types imports tests bench clean
+.PHONY: demo test lint types imports tests fuzz bench clean
 
 demo: $(VENV)/.demo                ## differentiate a long simulation in a few percent of the memory
 	$(BIN)/remat demo
@@ -25,6 +25,10 @@ imports: $(VENV)/.test
 
 tests: $(VENV)/.test
 	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered
+
+N ?= 1000
+fuzz: $(VENV)/.test                ## N random programs against plain autograd: make fuzz N=10000
+	$(BIN)/python -m tests.fuzz.run --count $(N)
 
 bench: $(VENV)/.bench              ## all figures, written to benchmarks/results/
 	$(BIN)/python -m benchmarks

@@ -1,0 +1,123 @@
+"""Long runs: `python -m tests.fuzz.run --count 10000`; one program: `--show SEED`."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from .compare import Verdict, check
+from .drafts import draw
+from .programs import Block, Program, text_of, walk
+from .shrink import shrink
+
+__all__ = ["Tally", "explain", "main", "run"]
+
+
+@dataclass
+class Tally:
+    """What was run, and how it fared."""
+
+    programs: int = 0
+    ops: int = 0
+    regions: int = 0
+    verdicts: Counter[str] = field(default_factory=Counter)
+    failures: dict[int, Verdict] = field(default_factory=dict)  # by seed
+
+    def add(self, program: Program, verdict: Verdict) -> None:
+        self.programs += 1
+        for item in walk(program.items):
+            if isinstance(item, Block):
+                self.regions += item.is_region
+            else:
+                self.ops += 1
+        self.verdicts[verdict.kind] += 1
+        if verdict.is_failure:
+            self.failures[program.seed] = verdict
+
+
+def run(seeds: Iterable[int], tally: Tally) -> Iterable[int]:
+    """Run the programs of some seeds; yield each seed when it is done."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # small tensors: more threads take longer, and add in any order
+    try:
+        for seed in seeds:
+            program = draw(seed)
+            tally.add(program, check(program))
+            yield seed
+    finally:
+        torch.set_num_threads(threads)
+
+
+def explain(seed: int, verdict: Verdict, seconds: float = 20.0) -> str:
+    """Return what fails, and the smallest program that was found for it."""
+    small = shrink(draw(seed), lambda program: check(program).way == verdict.way, seconds)
+    found = check(small)
+    return f"seed {seed} {found.kind}: {found.what}\n\n{text_of(small)}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=1000, help="how many programs")
+    parser.add_argument("--seed", type=int, help="of the first one; random if not given")
+    parser.add_argument("--show", type=int, metavar="SEED", help="print one program and run it")
+    given = parser.parse_args(arguments)
+    faulthandler.enable()
+    console = Console()
+    if given.show is not None:
+        return _show(given.show)
+    start = random.SystemRandom().randrange(10**9) if given.seed is None else given.seed
+    console.print(f"{given.count} programs from seed {start}")
+    tally = Tally()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+        task = progress.add_task("fuzzing", total=given.count)
+        for seed in run(range(start, start + given.count), tally):
+            progress.update(task, advance=1, description=f"seed {seed + 1}")
+            if seed in tally.failures:
+                progress.print(explain(seed, tally.failures[seed]), markup=False, highlight=False)
+    console.print(_summary(tally))
+    return 1 if tally.failures else 0
+
+
+def _show(seed: int) -> int:
+    program = draw(seed)
+    sys.stdout.write(text_of(program))
+    verdict = check(program)
+    sys.stdout.write(f"# {verdict.kind}: {verdict.what}\n")
+    return int(verdict.is_failure)
+
+
+def _summary(tally: Tally) -> Table:
+    table = Table("", "count", title="remat and plain autograd, bit for bit")
+    table.add_row("programs", str(tally.programs))
+    table.add_row("ops", str(tally.ops))
+    table.add_row("regions", str(tally.regions))
+    for kind, meaning in _MEANINGS.items():
+        table.add_row(f"{kind}: {meaning}", str(tally.verdicts[kind]))
+    return table
+
+
+_MEANINGS = {
+    "same": "nothing differs",
+    "plain raises": "plain autograd cannot run the backward pass either",
+    "refused": "what a region had used was written to after it",
+    "torch differs": "a dispatch mode that does nothing gives what remat gives",
+    "discarded": "plain torch cannot run the program",
+    "unsteady": "plain torch differs from itself",
+    "differs": "FAILURE",
+    "raises": "FAILURE",
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

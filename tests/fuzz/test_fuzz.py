@@ -1,0 +1,66 @@
+"""Random programs with and without remat, bit for bit; `make fuzz N=10000` runs more of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from . import compare, drafts, kit, programs, run, shrink  # noqa: E402 (they need torch)
+
+BATCHES, SIZE = 15, 20
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_random_programs_give_the_bits_of_plain_autograd(batch):
+    tally = run.Tally()
+    for _ in run.run(range(batch * SIZE, (batch + 1) * SIZE), tally):
+        pass
+    reports = [run.explain(seed, verdict) for seed, verdict in tally.failures.items()]
+    assert not reports, "\n\n".join(reports)
+    assert tally.verdicts["same"] >= 0.75 * SIZE, tally.verdicts
+    assert tally.verdicts["refused"] <= 1, tally.verdicts
+
+
+# The fuzzer itself.
+
+
+def test_a_seed_stands_for_one_program():
+    assert drafts.draw(3) == drafts.draw(3)
+    assert drafts.draw(3) != drafts.draw(4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_printed_can_be_run():
+    program = drafts.draw(3)
+    names = {}
+    exec(programs.text_of(program), names)
+    assert len(names["outs"]) == len(program.outputs)
+
+
+def test_shrinking_leaves_what_fails_and_what_it_needs():
+    program = drafts.draw(0)
+    line = [item for item in programs.walk(program.items) if isinstance(item, programs.Line)][7]
+
+    def fails(smaller):
+        runs = compare.check(smaller).kind == "same"
+        return runs and line.text in programs.text_of(smaller)
+
+    small = shrink.shrink(program, fails)
+    assert fails(small)
+    assert len(list(programs.walk(small.items))) <= 4, programs.text_of(small)
+
+
+def test_what_is_wrong_is_found(monkeypatch):
+    """A `remat` whose marks cut gradients off is caught, with a program of a few lines."""
+    wrong = SimpleNamespace(**vars(kit.plain))
+    wrong.mark_checkpoint = torch.detach
+    monkeypatch.setattr(compare, "remat", wrong)
+    tally = run.Tally()
+    seed = next(seed for seed in run.run(range(100), tally) if seed in tally.failures)
+    report = run.explain(seed, tally.failures[seed])
+    assert f"seed {seed} differs" in report
+    assert "mark_checkpoint" in report
+    assert len(report.split("def program")[1].split("outs =")[0].splitlines()) <= 8, report
