@@ -279,3 +279,26 @@ def test_every_op_that_takes_a_generator_is_known_to_draw() -> None:
     assert len(takes) > 50
     untagged = [str(op) for op in takes if torch.Tag.nondeterministic_seeded not in op.tags]
     assert untagged == []
+
+
+@pytest.mark.parametrize("size", [4, 400], ids=["held", "drawn again"])
+def test_what_a_factory_drew_is_written_to_after_the_region(size) -> None:
+    """It reaches the program as another tensor over the same memory; its writes count, too."""
+    drawn = []
+
+    def f(x):
+        drawn.append(torch.rand(size, size))
+        return torch.sin(x * drawn[-1])
+
+    x = torch.randn(size, size, requires_grad=True)
+    torch.manual_seed(0)
+    y = remat.checkpoint(f, x)
+    drawn[0].add_(1)
+    torch.manual_seed(0)
+    (expected,) = torch.autograd.grad(f(x).sum(), x)
+    try:
+        (found,) = torch.autograd.grad(y.sum(), x)
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+    else:
+        assert torch.equal(found, expected)

@@ -238,6 +238,8 @@ class Recorder(TorchDispatchMode):
         elif state.blank:
             self._keep_blank(state, tensor)
             return state
+        elif made is None and state.held is not None:
+            self._renew(state, tensor)
         return state if made is tensor else View(state, tensor)
 
     def _known(self, tensor: Tensor) -> State | None:
@@ -295,6 +297,20 @@ class Recorder(TorchDispatchMode):
             note = next(_notes)
             tensor.untyped_storage()._remat = note  # type: ignore[attr-defined]
             self._states[note] = state
+
+    def _renew(self, state: State, tensor: Tensor) -> None:
+        """Hold a state by the tensor that the program has got of it.
+
+        What factory functions make reaches the program as another tensor over the same memory,
+        which counts its writes by itself.
+        """
+        held = state.held
+        assert held is not None
+        if tensor.dtype is held.dtype and not (tensor.is_conj() or tensor.is_neg()):
+            with torch._C._DisableTorchDispatch(), counting_writes():
+                same = tensor.detach().as_strided(held.size(), held.stride(), held.storage_offset())
+            state.hold(same)
+            state.tensor = ref(tensor) if same.is_set_to(tensor) else _somebody
 
     def _keep_blank(self, state: State, tensor: Tensor) -> None:
         """Hold memory that is read before we saw anything written to it: somebody else wrote."""
@@ -450,6 +466,11 @@ def _instead(statistics: Any, values: Tensor) -> State | None:
     state.outside = state.leaf = True
     state.hold(fresh_copy(statistics))
     return state
+
+
+def _somebody() -> Any:
+    """Stand for a tensor that is no one's."""
+    return _somebody
 
 
 def _nothing() -> None:
