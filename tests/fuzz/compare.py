@@ -11,7 +11,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _pop_mode,
+)
 
 import remat
 
@@ -136,7 +140,7 @@ def _check_after_error(codes: tuple[CodeType, CodeType], plain: _Stopped) -> Ver
 def _judge_error(codes: tuple[CodeType, CodeType], stopped: _Stopped) -> Verdict:
     if "modified by an inplace operation" not in str(stopped.error):
         return Verdict("raises", str(stopped))
-    why = _why_refused(codes)
+    why = _why_refused(codes, str(stopped.error))
     if why is None:
         return Verdict("raises", f"a refusal without reason: {stopped}")
     return Verdict("refused", why)
@@ -184,7 +188,9 @@ def _execute(when: str, code: CodeType, names: dict[str, Any]) -> None:
         raise _Stopped(when, error) from error
     finally:
         if _get_current_dispatch_mode() is not None:
-            raise AssertionError(f"a dispatch mode is still on after the {when} pass")
+            while _get_current_dispatch_mode() is not None:
+                _pop_mode()
+            raise _Stopped(when, AssertionError("a dispatch mode is still on"))
 
 
 def _leaves(names: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
@@ -285,7 +291,8 @@ class _Audit(TorchDispatchMode):
         self.made: dict[int, int] = {}  # the outermost region that made a storage
         self.used: dict[int, set[int]] = {}  # the outermost regions that used it
         self.alive: list[Any] = []
-        self.why: str | None = None
+        self.looks: dict[int, set[str]] = {}  # the tensors that were seen over a storage
+        self.late: set[int] = set()  # storages that were written to too late
 
     def begin(self) -> None:
         self.region += not self.depth
@@ -314,10 +321,15 @@ class _Audit(TorchDispatchMode):
         return out
 
     def _judge(self, key: int, now: int) -> None:
-        earlier = self.used.get(key, set()) - {now}
-        if earlier:
-            inside = self.made.get(key, 0) in earlier
-            self.why = "made inside" if inside and self.why != "from outside" else "from outside"
+        if self.used.get(key, set()) - {now}:
+            self.late.add(key)
+
+    def why(self, message: str) -> str | None:
+        """Return where what a message names came from, if it was written to too late."""
+        for key in self.late:
+            if any(look in message for look in self.looks[key]):
+                return "made inside" if self.made.get(key, 0) else "from outside"
+        return None
 
     def _keys(self, value: Any) -> list[int]:
         if isinstance(value, list | tuple):
@@ -326,11 +338,13 @@ class _Audit(TorchDispatchMode):
             return []
         storage = value.untyped_storage()
         self.alive.append(storage)
+        look = f"[{value.dtype} {list(value.shape)}]"
+        self.looks.setdefault(storage._cdata, set()).add(look)
         return [storage._cdata]
 
 
-def _why_refused(codes: tuple[CodeType, CodeType]) -> str | None:
-    """Return whether what was written to came from outside of a region, or None if none was."""
+def _why_refused(codes: tuple[CodeType, CodeType], message: str) -> str | None:
+    """Return where the tensor that remat names came from; None if it was not written to late."""
     audit = _Audit()
 
     @contextlib.contextmanager
@@ -345,4 +359,4 @@ def _why_refused(codes: tuple[CodeType, CodeType]) -> str | None:
     with audit:
         for code in codes:
             exec(code, names)
-    return audit.why
+    return audit.why(message)

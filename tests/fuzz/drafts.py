@@ -64,6 +64,7 @@ class Draft:
         self._regions: list[int] = []
         self._regions_so_far = 0
         self._touched: dict[int, set[int]] = {}  # by which outermost regions, by storage
+        self._made_in: dict[int, int] = {}  # the outermost region that a storage was made in
         self._reads: dict[str, int] = {}
         self._local: list[str] = []  # what the block has made that we are in
 
@@ -89,6 +90,8 @@ class Draft:
             autocast=autocast,
             backward_autocast=rng.random() < 0.06,
             backward_scope=rng.random() < 0.04,
+            profiled=rng.random() < 0.1,
+            in_thread=rng.random() < 0.04,
         )
 
     def _inputs(self) -> None:
@@ -209,7 +212,7 @@ class Draft:
         self._regions.pop()
 
     def _context(self, drawn: wrapping.Wrapping) -> Any:
-        if not drawn.text.startswith("with torch."):
+        if not drawn.text.startswith(("with torch.", "with kept_twice")):
             return nullcontext()
         return eval(drawn.text.removeprefix("with ").removesuffix(":"), self.values)
 
@@ -255,7 +258,10 @@ class Draft:
             self._reads[name] = self._reads.get(name, -1 if name in line.makes else 0) + 1
             if not (line.op == "batch_norm" and name.startswith("b")):
                 self._touch(self.values.get(name))
+        now = self._regions[0] if self._regions else 0
         for name in line.makes:
+            for storage in _storages(self.values[name]):
+                self._made_in.setdefault(storage, now)
             if name in self.visible:
                 self.visible.remove(name)
             self.visible.append(name)
@@ -331,7 +337,7 @@ class Draft:
 
     def pick_to_write(self, fits: Callable[[Tensor], bool]) -> str:
         """Return a value that may be written to, so that as a rule a backward pass still works."""
-        saved, used = self.rng.random() < 0.01, self.rng.random() < 0.03
+        saved, used = self.rng.random() < 0.01, self.rng.random() < 0.05
 
         def may(tensor: Tensor) -> bool:
             return fits(tensor) and self._is_free(tensor, saved=saved, used=used)
@@ -341,18 +347,24 @@ class Draft:
     def may_write(self, name: str) -> bool:
         return self._is_free(self.values[name])
 
+    def may_step(self, name: str) -> bool:
+        """Return whether a parameter may be written to, although it is a leaf."""
+        return self._is_free(self.values[name].detach())
+
     def _is_free(self, tensor: Tensor, *, saved: bool = False, used: bool = False) -> bool:
         """Return whether autograd has not saved a tensor, and no region that is over has used it.
 
-        `saved` and `used` are whether it may nevertheless.
+        `saved` and `used` are whether it may nevertheless. What a region has made itself may be
+        written to when it is over.
         """
         if tensor.requires_grad and tensor.is_leaf:
             return False
-        now = self._regions[:1]
+        now = self._regions[0] if self._regions else 0
         for storage in _storages(tensor):
             if storage in self._saved and not saved:
                 return False
-            if not used and any([region] != now for region in self._touched.get(storage, ())):
+            over = self._touched.get(storage, set()) - {now, self._made_in.get(storage, 0)}
+            if over and not used:
                 return False
         return True
 

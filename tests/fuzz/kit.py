@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import _disable_current_modes
@@ -25,8 +26,11 @@ __all__ = [
     "Squashed",
     "Waved",
     "batched",
+    "double_by_default",
     "in_thread",
+    "interleaved",
     "ints",
+    "kept_twice",
     "leaf",
     "module",
     "recycled",
@@ -34,6 +38,7 @@ __all__ = [
     "squares",
     "unseen",
     "wave",
+    "wave_again",
     "write_unseen",
 ]
 
@@ -243,11 +248,44 @@ def wave(x: Tensor) -> Tensor:
     return torch.sin(x) * torch.cos(x)
 
 
+def interleaved(remat: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Leave scopes in the order in which they were entered, as generators may do."""
+    first, second = remat.CheckpointScope("first"), remat.CheckpointScope("second")
+    first.__enter__()
+    y = torch.sin(x + 1.0)
+    second.__enter__()
+    z = torch.sin(y + 1.0)
+    first.__exit__(None, None, None)
+    z = torch.sin(z + y)
+    second.__exit__(None, None, None)
+    return y, z
+
+
 def recycled(x: Tensor) -> Tensor:
     """Make and free memory, so that addresses are used again."""
     for _ in range(3):
         x = torch.tanh(x * 1.1) + 0.1
     return x
+
+
+def kept_twice() -> torch.autograd.graph.saved_tensors_hooks:
+    """Hooks of the user's own."""
+    return torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: (tensor.clone(), tensor.detach()), lambda kept: kept[0]
+    )
+
+
+@contextmanager
+def double_by_default() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def wave_again(x: Tensor) -> Tensor:
+    return torch.utils.checkpoint.checkpoint(wave, x, use_reentrant=False)
 
 
 def unseen(x: Tensor) -> Tensor:
@@ -309,9 +347,14 @@ def with_regions(region: Callable[[], AbstractContextManager[Any]]) -> Any:
         def __init__(self, name: str) -> None:
             pass
 
+    class CheckpointProfiler(nullcontext[None]):
+        def report(self) -> str:
+            return ""
+
     return SimpleNamespace(
         CheckpointScope=CheckpointScope,
         CheckpointGroup=CheckpointGroup,
+        CheckpointProfiler=CheckpointProfiler,
         checkpoint=checkpoint,
         adaptive_checkpoint=checkpoint,
         checkpoint_segment=lambda fn, inputs, **options: call(fn, (inputs,), {}),

@@ -632,6 +632,12 @@ _TEMPLATES: dict[str, str] = {
         {n1}, {n2} = Ranked.apply({t1})
         {n} = torch.utils.checkpoint.checkpoint(wave, {t}, use_reentrant=False)
         {n} = torch.vmap(wave)({t1})
+        {n} = torch.utils.checkpoint.checkpoint(wave, {t}, use_reentrant=True)
+        {n} = remat.checkpoint(wave_again, {t}) * {c}
+        {n} = torch.utils.checkpoint.checkpoint(remat.checkpoint(wave), {t}, use_reentrant=False)
+        {n} = torch.utils.checkpoint.checkpoint(remat.checkpoint(wave), {t}, use_reentrant=True)
+        {n1}, {n2} = remat.checkpoint(lambda a: (a, torch.sin(a + 1.0)), {t})
+        {n1}, {n2} = remat.checkpoint(lambda a, f: (f(a), a + 0.5), {t}, f=torch.tanh)
     """,
     "types": """
         {n} = {t}.double()
@@ -897,6 +903,29 @@ remat.mark_checkpoint({n})
 with torch.no_grad():
     torch.mul({t}, 2.0, out={n})
 {n2} = torch.sin({t} + {n})
+
+torch.manual_seed(3)
+{n} = F.dropout({t}, 0.4)
+torch.manual_seed(3)
+{n1} = torch.sin(F.dropout({n} + {t}, 0.4))
+
+{n} = {t} + {c}
+try:
+    {n}.add_(torch.ones(7919))
+except RuntimeError:
+    {n1} = torch.sin({n} + 1.0)
+{n}.mul_({c})
+{n2} = torch.sin({n} + 1.0)
+
+{n} = {t} + {c}
+if {n}.requires_grad:
+    {n}.register_hook(lambda grad: remat.checkpoint(wave, grad))
+{n1} = torch.sin({n} * {n})
+
+{n} = torch.cat([{t1}, {t1}[:0]]) + {c}
+{n1} = torch.sin({n}[:0]).sum() + torch.sin({n} + 1.0)
+
+{n1}, {n2} = interleaved(remat, {t})
 """
 # The same, in regions of their own: they have to be in an outer one, which knows what they read.
 _NESTED = """
@@ -1148,6 +1177,48 @@ def into_buffer(draft: Draft) -> str:
     return draft.fill(template, b=buffer, x=x)
 
 
+@op("in place")
+def parameter_step(draft: Draft) -> str:
+    """Write to a parameter, as an optimiser does, between two uses."""
+    x, value = _input(draft, 1, 2, 3)
+    parameter = draft.param(*value.shape[-1:], dtype=value.dtype)
+    assert draft.may_step(parameter)
+    return draft.fill(
+        "{n} = torch.sin({x} + {p})\nwith torch.no_grad():\n    {p}.mul_(0.9)\n"
+        "{n1} = torch.sin({x} + {p})",
+        x=x,
+        p=parameter,
+    )
+
+
+@op("types", times=2)
+def other_default(draft: Draft) -> str:
+    assert not draft.in_region()  # a region has one default
+    return draft.fill(
+        "with double_by_default():\n    with remat.CheckpointScope('double'):\n"
+        "        {n} = {t} * torch.full((), 0.3) + torch.arange(2.0)[0]\n"
+        "        {n1} = torch.sin({n} + 1)\n{n2} = torch.sin({n1} + torch.ones(()))"
+    )
+
+
+@op("overwriting", times=6)
+def too_late(draft: Draft) -> str:
+    """Write to what a region has used after it: remat may refuse, but not be wrong."""
+    assert draft.rng.random() < 0.15
+    return draft.fill(
+        draft.rng.choice(
+            (
+                "{n} = {t} + {c}\nwith remat.CheckpointScope('over'):\n"
+                "    {n1} = torch.sin({n} + 1.0)\n{n}.mul_({c})\n{n2} = {n} * {n}",
+                "with remat.CheckpointScope('over'):\n    {n} = torch.rand_like({t})\n"
+                "    {n1} = torch.sin({t} + {n})\n{n}.mul_({c})",
+                "with remat.CheckpointScope('over'):\n    {n} = {t} * {c}\n"
+                "    remat.mark_checkpoint({n})\n    {n1} = torch.sin({n} + 1.0)\n{n}.mul_({c})",
+            )
+        )
+    )
+
+
 @op("network", times=2)
 def recurrent_cell(draft: Draft) -> str:
     x, value = _input(draft, 2)
@@ -1271,6 +1342,10 @@ _MODES: dict[str, tuple[int, tuple[str, ...]]] = {
             "while ys:",
             "    ys.pop().backward(gs.pop(), retain_graph=bool(ys))",
         ),
+    ),
+    "of outputs": (
+        2,
+        ("found += torch.autograd.grad(ys[-1:], ys[:1] + inputs, gs[-1:], allow_unused=True)",),
     ),
     "one only": (2, ("del outs", "ys.pop(0).backward(gs.pop(0))")),
     "thread": (2, ("in_thread(lambda: torch.autograd.backward(ys, gs))",)),

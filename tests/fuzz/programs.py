@@ -61,12 +61,16 @@ class Program:
     autocast: bool = False  # around the forward pass
     backward_autocast: bool = False
     backward_scope: bool = False  # a scope is open around the backward pass
+    profiled: bool = False  # a profiler looks on
+    in_thread: bool = False  # the forward pass runs in a thread of its own
 
     def forward_text(self) -> str:
         body = [*_render(self.items, frozenset(self.outputs)), f"return {_tuple(self.outputs)}"]
-        call = ["outs = program()"]
+        call = ["outs = in_thread(program)" if self.in_thread else "outs = program()"]
         if self.autocast:
             call = [_AUTOCAST, *_indented(call)]
+        if self.profiled:
+            call = ["profiler = remat.CheckpointProfiler()", "with profiler:", *_indented(call)]
         head = [line.text for line in self.head if self._is_used(line)]
         return "\n".join(
             [
@@ -90,6 +94,8 @@ class Program:
             lines = ['with remat.CheckpointScope("back"):', *_indented(lines)]
         if self.backward_autocast:
             lines = [_AUTOCAST, *_indented(lines)]
+        if self.profiled:
+            lines += ["profiler.report()"]
         return "\n".join(["found = []", *lines])
 
     def leaves(self) -> list[str]:

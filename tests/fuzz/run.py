@@ -31,6 +31,7 @@ class Tally:
     ops: int = 0
     regions: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)  # what was written to
     failures: dict[int, Verdict] = field(default_factory=dict)  # by seed
 
     def add(self, program: Program, verdict: Verdict) -> None:
@@ -41,6 +42,8 @@ class Tally:
             else:
                 self.ops += 1
         self.verdicts[verdict.kind] += 1
+        if verdict.kind == "refused":
+            self.refused[verdict.what] += 1
         if verdict.is_failure:
             self.failures[program.seed] = verdict
 
@@ -102,6 +105,8 @@ def _summary(tally: Tally) -> Table:
     table.add_row("programs", str(tally.programs))
     table.add_row("ops", str(tally.ops))
     table.add_row("regions", str(tally.regions))
+    for what, count in tally.refused.items():
+        table.add_row(f"  refused: a tensor {what}", str(count))
     for kind, meaning in _MEANINGS.items():
         table.add_row(f"{kind}: {meaning}", str(tally.verdicts[kind]))
     return table

@@ -99,7 +99,7 @@ def _smaller(program: Program) -> Iterator[Program]:
         if len(program.outputs) > 1:
             rest = tuple(other for other in program.outputs if other != name)
             yield replace(program, outputs=rest)
-    for option in ("autocast", "backward_autocast", "backward_scope"):
+    for option in ("autocast", "backward_autocast", "backward_scope", "profiled", "in_thread"):
         if getattr(program, option):
             yield replace(program, **{option: False})
     if program.mode != "backward":
