@@ -75,6 +75,13 @@ class Kind:
             for argument in schema.arguments
             if argument.alias_info is not None and argument.alias_info.is_write
         )
+        if func.namespace == "c10d":  # collectives write to their arguments and do not say so
+            self.writes = tuple(
+                argument.name if argument.kwarg_only else number
+                for number, argument in enumerate(schema.arguments)
+                if "Tensor" in str(argument.type)
+            )
+            self.counts = True
         aliases = [out.alias_info is not None for out in schema.returns]
         self.fresh = not all(aliases)
         self.view = bool(aliases) and all(aliases) and not self.writes
@@ -155,7 +162,7 @@ def is_ordinary(tensor: Tensor) -> bool:
         if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
             return False
         _plain_types.add(kind)
-    return tensor.layout is torch.strided and not tensor.is_quantized
+    return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
 
 
 _plain_types: set[type] = {Tensor, torch.nn.Parameter}
