@@ -45,7 +45,6 @@ _CONTEXTS = (
     "with torch.enable_grad():",
     'with torch.autocast("cpu", dtype=torch.bfloat16):',
     'with torch.autocast("cpu", enabled=False):',
-    "with torch.autograd.graph.save_on_cpu():",
     "with kept_twice():",
     "with torch.random.fork_rng():",
     "with torch.autograd.detect_anomaly(check_nan=False):",
