@@ -66,11 +66,11 @@ class State:
     def __init__(self, tensor: Tensor, version: int, op: Op | None = None, output: int = 0) -> None:
         # The one that was made with it, as long as it lives.
         self.tensor: Callable[[], Tensor | None] = ref(tensor)
-        self.size: torch.Size | None = None
+        self.size: torch.Size | None
         try:
             self.size = tensor.shape
         except RuntimeError:  # nested tensors have none
-            pass
+            self.size = None
         self.version = version  # of the tensors over it, so that a write that we missed shows
         self.op = op
         self.output = output
