@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -127,3 +130,34 @@ def test_other_modes(where) -> None:
     y.sum().backward()
     assert counter.get_total_flops() == 2 * 2 * 4 * 8 * 8
     assert counted in ([], [2 * 2 * 4 * 8 * 8])
+
+
+def test_kernels_that_work_with_conjugate_views_inside() -> None:
+    """PyTorch switches these off inside of any mode; its own pinv then goes wrong."""
+    x = torch.randn(3, 3, dtype=torch.complex128, requires_grad=True)
+    assert torch.equal(remat.checkpoint(torch.linalg.pinv, x), torch.linalg.pinv(x))
+
+
+def test_a_few_numbers_that_are_drawn_and_then_written_to() -> None:
+    def f(x):
+        return (x * torch.randn(3).clamp_(-1, 1)).sin()
+
+    x = torch.randn(3, requires_grad=True)
+    torch.manual_seed(0)
+    (expected,) = torch.autograd.grad(f(x).sum(), x)
+    torch.manual_seed(0)
+    (found,) = torch.autograd.grad(remat.checkpoint(f, x).sum(), x)
+    assert torch.equal(found, expected)
+
+
+def test_a_long_region_does_not_hold_what_is_over() -> None:
+    """The batches of a training loop inside of a scope, say."""
+    w = torch.randn(3, requires_grad=True)
+    gone = []
+    with remat.CheckpointScope("loop"):
+        for _ in range(5000):
+            x = torch.from_numpy(np.ones(3, np.float32))
+            (x * w).sin().sum().backward()
+            gone.append(weakref.ref(x.untyped_storage()))
+            del x
+        assert sum(storage() is not None for storage in gone) < 3000

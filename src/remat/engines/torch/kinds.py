@@ -18,6 +18,7 @@ class Kind:
     __slots__ = (
         "blank",
         "call",
+        "conjugates",
         "counts",
         "dropout",
         "dynamic",
@@ -48,6 +49,7 @@ class Kind:
         self.saved_early = False  # autograd saves an argument before the op writes to it
         self.dynamic = False  # the shape of what it makes depends on values
         self.needs_grad_mode = False  # makes less for a backward pass if gradients are off
+        self.conjugates = False  # works with conjugate views inside
         self.counts = False  # counts its writes by itself: those to lists of tensors
         self.opaque = True  # not to be trusted to repeat itself
         if isinstance(func, torch._ops.OpOverload):
@@ -61,6 +63,7 @@ class Kind:
             or self.hidden_writes
             or self.opaque
             or self.dynamic
+            or self.conjugates
         )
 
     def _read_schema(self, func: torch._ops.OpOverload[Any, Any]) -> None:
@@ -95,6 +98,7 @@ class Kind:
         self.reshapes = torch.Tag.inplace_view in func.tags and not self.opaque
         self.hidden_writes = _HIDDEN_WRITES.get(packet)
         self.saved_early = packet in _SAVED_EARLY
+        self.conjugates = "linalg" in func.name()
         self.dynamic = torch.Tag.dynamic_output_shape in func.tags
         self.needs_grad_mode = "rnn" in func.name() or "lstm" in func.name()
 
@@ -142,8 +146,8 @@ _FILLS = {
     aten.uniform_,
     aten.zero_,
 }
-# Ops that change what a tensor is made of.
-_OPAQUE = {aten.set_, aten.resize_, aten.resize_as_}
+# Ops that change what a tensor is made of, or make less when no gradient is asked for.
+_OPAQUE = {aten.set_, aten.resize_, aten.resize_as_, aten._sparse_mm_reduce_impl}
 _SAVED_EARLY = {aten.rrelu_with_noise, aten.rrelu_with_noise_}
 # Ops that write to arguments although their schema does not say so: which ones, and the argument
 # that says whether. In training, batch normalisation does not read the statistics that it updates,

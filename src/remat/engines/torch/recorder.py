@@ -25,7 +25,17 @@ from ...watching import watchers
 from .kinds import Kind, is_ordinary, kind_of, kinds
 from .places import here
 from .randomness import generator_of
-from .records import Op, Piece, State, View, alias, counting_writes, fresh_copy, version_of
+from .records import (
+    Op,
+    Piece,
+    State,
+    View,
+    alias,
+    counting_writes,
+    fresh_copy,
+    minding_conjugates,
+    version_of,
+)
 from .regions import Handle, Region, unpack
 from .replay import flat
 from .watch import Watch, WatchedHandle
@@ -188,6 +198,9 @@ class Recorder(TorchDispatchMode):
         if kind.counts:
             with counting_writes():
                 out = kind.call(*args, **kwargs)
+        elif kind.conjugates:
+            with minding_conjugates():
+                out = kind.call(*args, **kwargs)
         else:
             out = kind.call(*args, **kwargs)
         seconds = time.perf_counter() - began
@@ -323,6 +336,8 @@ class Recorder(TorchDispatchMode):
         """
         held = state.held
         assert held is not None
+        if held.untyped_storage() is not tensor.untyped_storage():
+            return  # a copy, which nobody writes to
         if tensor.dtype is held.dtype and not (tensor.is_conj() or tensor.is_neg()):
             with torch._C._DisableTorchDispatch(), counting_writes():
                 same = tensor.detach().as_strided(held.size(), held.stride(), held.storage_offset())
