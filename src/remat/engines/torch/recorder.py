@@ -346,7 +346,7 @@ class Recorder(TorchDispatchMode):
 
     def _forget_the_dead(self) -> None:
         """Forget states that nobody refers to any more: a long region is not to hold them."""
-        for note in list(self._states):
+        for note in reversed(list(self._states)):  # the last ones first: they refer to others
             state = self._states[note]
             if state.tensor() is None and sys.getrefcount(state) == _ONLY_HERE:
                 del self._states[note]
