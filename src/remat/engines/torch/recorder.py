@@ -224,7 +224,7 @@ class Recorder(TorchDispatchMode):
             state = self._known(args[0])
             if state is not None:
                 # No byte changes, but autograd will count it.
-                for sibling in state.siblings or (state,):
+                for sibling in (state, *state.siblings):
                     if sibling.held is not None and sibling.held_version == version_of(
                         sibling.held
                     ):
@@ -282,15 +282,13 @@ class Recorder(TorchDispatchMode):
 
         It may count its writes by itself, so it is held for itself, too.
         """
-        if state.siblings is None:
-            state.siblings = [state]
         whole = _whole_of(tensor)
-        for sibling in state.siblings:
+        for sibling in (state, *state.siblings):
             if sibling.tensor() is whole and sibling.version == whole._version:
                 break
         else:
             sibling = self._held_from_outside(whole)
-            state.siblings.append(sibling)
+            state.siblings = (*state.siblings, sibling)
         return sibling if whole is tensor else View(sibling, tensor)
 
     def _meet(self, tensor: Tensor) -> Piece:
@@ -420,7 +418,7 @@ class Recorder(TorchDispatchMode):
                 state.blank = False  # from here on it can be computed
             else:
                 self.piece(tensor)  # it is read, so it is held
-        for sibling in state.siblings or (state,):
+        for sibling in (state, *state.siblings):
             if sibling.held is not None:
                 self._outside.pop(id(sibling.held), None)
                 if sibling.op is not None or (sibling.outside and not sibling.read and alone):

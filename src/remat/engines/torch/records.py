@@ -77,7 +77,7 @@ class State:
         self.output = output
         self.held: Tensor | None = None
         self.held_storage: Any = None  # of a leaf, which may be given another one (p.data = …)
-        self.siblings: list[State] | None = None  # other tensors from outside over the same bytes
+        self.siblings: tuple[State, ...] = ()  # other tensors from outside over the same bytes
         self.argument: tuple[Any, int] | None = None
         self.blank = False  # nothing that we saw has been written to it
         self.fragile = False  # a buffer that is written to again and again: copy it when it is read

@@ -121,11 +121,10 @@ class Region:
         """Return whether all was held although there was no room for it."""
         if self.children or self.room is not None:
             return False
-        for handle in self.handles():
-            return handle.state.held is not None and all(
-                h.state.held is not None for h in self.handles()
-            )
-        return True
+        alive = list(self.handles())
+        if self.all_handles and not alive:
+            return False  # a backward pass has been through it already
+        return all(handle.state.held is not None for handle in alive)
 
     def handles(self) -> Iterator[Handle]:
         """Yield the handles that autograd still holds."""
