@@ -344,3 +344,20 @@ def test_views_count_once() -> None:
 def test_plain_is_plain() -> None:
     """The oracle of these tests runs a function and nothing else."""
     assert plain(lambda x, *, y: x + y, 1, y=2) == 3
+
+
+def test_a_function_that_leads_back_to_its_region_leaves_nothing_behind() -> None:
+    """It rebinds what it closes over; no backward pass comes."""
+
+    def run() -> weakref.ref:
+        h = torch.randn(3, 4, requires_grad=True) * 2
+
+        def body():
+            nonlocal h
+            h = torch.sin(torch.sin(h))
+            return h
+
+        remat.checkpoint(body)()
+        return weakref.ref(h.untyped_storage())
+
+    assert run()() is None

@@ -58,9 +58,9 @@ class Region:
     _pass = -1  # the backward pass that it was computed in
 
     def __init__(
-        self, name: Any = "", preserve_rng_state: bool = True, room: float | None = None
+        self, name: str = "", preserve_rng_state: bool = True, room: float | None = None
     ) -> None:
-        self.name = name  # text, or the function that it is of
+        self.name = name
         self.preserve_rng_state = preserve_rng_state
         self.room = room  # bytes that may be held inside; if that is not enough, none are
         self.all_handles: list[ref[Handle]] = []

@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...errors import UnsupportedError
 from ...segments import SegmentOptions
-from ...watching import warn_once
+from ...watching import warn_once, watchers
 from .recorder import Recorder, recorder_of_this_thread
 from .records import State
 from .regions import Region
@@ -61,7 +61,9 @@ def open_region(
             "jvp), which allow no hooks on saved tensors; use torch.autograd.grad or .backward(), "
             "or call the function without checkpointing"
         )
-    region = Region(name, preserve_rng_state, room)
+    # Its text, not the function: what that closes over may lead back to the region.
+    text = name if type(name) is str else name_of(name) if watchers() else ""
+    region = Region(text, preserve_rng_state, room)
     if watch is not None:
         region.watch = watch
     recorder.open(region)
