@@ -55,6 +55,8 @@ def checkpoint(
     if use_reentrant:
         _refuse_reentrant()
     options = _WITH_RANDOM_STATE if preserve_rng_state else _WITHOUT_RANDOM_STATE
+    if inputs and callable(fn):
+        return run_segment(fn, inputs, kwargs, options)
     return run_or_wrap(options, fn, *inputs, **kwargs)
 
 

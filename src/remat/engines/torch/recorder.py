@@ -17,11 +17,9 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import UnsupportedError
-from ...watching import watchers
 from .kinds import Kind, is_ordinary, kind_of, kinds
 from .places import here
 from .randomness import generator_of
@@ -38,7 +36,7 @@ from .records import (
 )
 from .regions import Handle, Region, unpack
 from .replay import flat
-from .watch import Watch, WatchedHandle
+from .watch import WatchedHandle
 
 __all__ = ["Recorder", "recorder_of_this_thread"]
 
@@ -57,7 +55,7 @@ class Recorder(TorchDispatchMode):
         self._many = _MANY
         self._outside: dict[int, State] = {}  # by id, for leaves, which are held, so ids stay
         self._ops = 0
-        self._hooks = saved_tensors_hooks(self._pack, unpack)
+        self._hook = self._pack  # one object, to be recognised
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -71,35 +69,30 @@ class Recorder(TorchDispatchMode):
 
     def open(self, region: Region) -> None:
         region.start = self._ops
-        watching = watchers()
-        if watching and region.watch is None:
-            region.watch = Watch(region.name, watching)
         if self.opened:
             region.parent = self.region
             self.region.children = (*self.region.children, ref(region))
             region.has_hooks = self._hooks_are_covered()
             if region.has_hooks:
-                self._hooks.__enter__()
+                _push_hooks(self._hook, unpack)
         else:
-            self._switch_on()
+            try:
+                _push_hooks(self._hook, unpack)
+            except RuntimeError as error:  # somebody has forbidden them
+                raise UnsupportedError(
+                    "checkpointing needs hooks on saved tensors, which are switched off here: "
+                    f"{error}"
+                ) from error
+            # What a mode's __enter__ does beyond this is to set flags, for all threads, by which
+            # a compiler sees that a mode is on; it need not care about ours.
+            torch._C._push_on_torch_dispatch_stack(self)
         self.opened.append(region)
         self.region = region
 
     def _hooks_are_covered(self) -> bool:
         """Return whether somebody has set other hooks since ours."""
         top = torch._C._autograd._top_saved_tensors_default_hooks(False)
-        return top is None or top[0] is not self._hooks.pack_hook
-
-    def _switch_on(self) -> None:
-        try:
-            self._hooks.__enter__()
-        except RuntimeError as error:  # somebody has forbidden them
-            raise UnsupportedError(
-                f"checkpointing needs hooks on saved tensors, which are switched off here: {error}"
-            ) from error
-        # What __enter__ does beyond this is to set flags, for all threads, by which a compiler
-        # sees that a mode is on; it need not care about ours.
-        torch._C._push_on_torch_dispatch_stack(self)
+        return top is None or top[0] is not self._hook
 
     def close(self, region: Region) -> None:
         if self.opened and self.opened[-1] is region:
@@ -110,12 +103,12 @@ class Recorder(TorchDispatchMode):
         else:
             return  # an outer one was closed before it, and took it along
         if region.has_hooks:
-            self._hooks.__exit__()
+            _pop_hooks()
         if self.opened:
             self.region = self.opened[-1]
         else:
             torch._C._pop_torch_dispatch_stack(None)
-            self._hooks.__exit__()
+            _pop_hooks()
             del self.region
         if region.watch is not None:
             region.watch.closed(region)
@@ -126,6 +119,10 @@ class Recorder(TorchDispatchMode):
     # What autograd saves.
 
     def _pack(self, tensor: Tensor) -> Handle | State:
+        known = self._outside.get(id(tensor))
+        if known is not None and known.version == tensor._version and self.region.watch is None:
+            known.read = True
+            return known  # a parameter: the usual case
         piece = self.piece(tensor)
         state = piece if type(piece) is State else piece.state
         state.read = True
@@ -287,18 +284,21 @@ class Recorder(TorchDispatchMode):
             if sibling.tensor() is whole and sibling.version == whole._version:
                 break
         else:
-            sibling = self._held_from_outside(whole)
+            storage = whole.untyped_storage() if is_ordinary(whole) else None
+            sibling = self._held_from_outside(whole, storage)
             state.siblings = (*state.siblings, sibling)
         return sibling if whole is tensor else View(sibling, tensor)
 
     def _meet(self, tensor: Tensor) -> Piece:
         """Note a tensor whose bytes come from outside, or were written unseen: it is held."""
         whole = _whole_of(tensor)
-        state = self._held_from_outside(whole)
-        self._note(whole, state)
+        storage = whole.untyped_storage() if is_ordinary(whole) else None
+        state = self._held_from_outside(whole, storage)
+        if storage is not None:
+            self._note(storage, state)
         return state if whole is tensor else View(state, tensor)
 
-    def _held_from_outside(self, tensor: Tensor) -> State:
+    def _held_from_outside(self, tensor: Tensor, storage: Any) -> State:
         state = State(tensor, version_of(tensor))
         state.outside = True
         # A view is not asked: autograd would renew its history, if its base was written to.
@@ -306,8 +306,7 @@ class Recorder(TorchDispatchMode):
         if state.leaf and tensor.requires_grad:
             state.held = tensor
             state.held_version = state.version
-            if is_ordinary(tensor):
-                state.held_storage = tensor.untyped_storage()
+            state.held_storage = storage
             self._outside[id(tensor)] = state
         elif tensor.is_inference():
             state.hold(fresh_copy(tensor))  # it does not count its writes, so we could not see one
@@ -317,14 +316,13 @@ class Recorder(TorchDispatchMode):
             state.hold(alias(tensor))
         return state
 
-    def _note(self, tensor: Tensor, state: State) -> None:
-        """Note on a tensor's storage that its bytes are in this state from now on."""
-        if is_ordinary(tensor):
-            note = next(_notes)
-            tensor.untyped_storage()._remat = note  # type: ignore[attr-defined]
-            self._states[note] = state
-            if len(self._states) > self._many:
-                self._forget_the_dead()
+    def _note(self, storage: Any, state: State) -> None:
+        """Note on a storage that its bytes are in this state from now on."""
+        note = next(_notes)
+        storage._remat = note
+        self._states[note] = state
+        if len(self._states) > self._many:
+            self._forget_the_dead()
 
     def _renew(self, state: State, tensor: Tensor) -> None:
         """Hold a state by the tensor that the program has got of it.
@@ -442,7 +440,8 @@ class Recorder(TorchDispatchMode):
             after.op = op
             after.argument = key
             after.tensor, after.size = before.tensor, before.size
-        self._note(tensor, after)
+        if is_ordinary(tensor):
+            self._note(tensor.untyped_storage(), after)
         return after
 
     def _without_hidden(self, kind: Kind, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -477,8 +476,9 @@ class Recorder(TorchDispatchMode):
 
 def recorder_of_this_thread() -> Recorder:
     """Return the recorder of this thread; it is on if a region is open in it."""
-    recorder: Recorder | None = getattr(_threads, "recorder", None)
-    if recorder is None:
+    try:
+        recorder: Recorder = _threads.recorder
+    except AttributeError:
         recorder = _threads.recorder = Recorder()
     return recorder
 
@@ -494,6 +494,9 @@ def _not_to_be_compiled(function: Any) -> None:
 # The compiler looks at functions that are called from code which it could not compile.
 _not_to_be_compiled(Recorder.open)
 _not_to_be_compiled(Recorder.close)
+# What torch.autograd.graph.saved_tensors_hooks does.
+_push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
+_pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 _threads = threading.local()
 _LISTS = (list, tuple)
 _MANY = 2000  # states, before it is worth a look which of them are dead

@@ -46,23 +46,17 @@ class State:
     `op` can compute them: as its output number `output`, or by writing to its argument `argument`.
     """
 
-    __slots__ = (
-        "argument",
-        "blank",
-        "fragile",
-        "held",
-        "held_storage",
-        "held_version",
-        "leaf",
-        "op",
-        "output",
-        "outside",
-        "read",
-        "siblings",
-        "size",
-        "tensor",
-        "version",
-    )
+    # What is usual is said once for all, so that a new state is made quickly.
+    held: Tensor | None = None
+    held_version = 0
+    held_storage: Any = None  # of a leaf, which may be given another one (p.data = …)
+    siblings: tuple[State, ...] = ()  # other tensors from outside over the same bytes
+    argument: tuple[Any, int] | None = None
+    blank = False  # nothing that we saw has been written to it
+    fragile = False  # a buffer that is written to again and again: copy it when it is read
+    leaf = False  # a parameter or an input: there in any case
+    outside = False  # the bytes belong to somebody else: never drop them
+    read = False  # an op or autograd refers to it
 
     def __init__(self, tensor: Tensor, version: int, op: Op | None = None, output: int = 0) -> None:
         # The one that was made with it, as long as it lives.
@@ -75,15 +69,6 @@ class State:
         self.version = version  # of the tensors over it, so that a write that we missed shows
         self.op = op
         self.output = output
-        self.held: Tensor | None = None
-        self.held_storage: Any = None  # of a leaf, which may be given another one (p.data = …)
-        self.siblings: tuple[State, ...] = ()  # other tensors from outside over the same bytes
-        self.argument: tuple[Any, int] | None = None
-        self.blank = False  # nothing that we saw has been written to it
-        self.fragile = False  # a buffer that is written to again and again: copy it when it is read
-        self.leaf = False  # a parameter or an input: there in any case
-        self.outside = False  # the bytes belong to somebody else: never drop them
-        self.read = False  # an op or autograd refers to it
 
     def hold(self, tensor: Tensor) -> None:
         """Keep these bytes by a tensor without history, of the geometry of the one made with it."""

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.variable import Variable
 
 from .records import Piece, State, alias, over
-from .replay import NOT_OURS, needs, replay, value_of
+from .replay import NOT_OURS, below_us, needs, replay, value_of
 
 __all__ = ["Handle", "Region", "unpack"]
 
@@ -65,7 +65,7 @@ class Region:
         self.room = room  # bytes that may be held inside; if that is not enough, none are
         self.all_handles: list[ref[Handle]] = []
         self._lock = threading.Lock()
-        self._dtype = torch.get_default_dtype()
+        self._dtype = _dtype_now()
         if room is not None:
             self._held: set[State] = set()
             self._dropped: set[State] = set()
@@ -139,7 +139,10 @@ class Region:
         """Return the tensor of a handle, and compute those of the whole region if it is time."""
         with self._lock:
             current = _current_pass()
-            if current in (-1, self._pass):  # asked once more, or outside of any pass
+            if len(self.all_handles) == 1 and not self.children:
+                tensor = self._compute([handle.piece])[0]  # all there is to compute
+                self._inputs = Region._inputs
+            elif current in (-1, self._pass):  # asked once more, or outside of any pass
                 tensor = self._compute([handle.piece])[0]
             else:
                 tensor = self._compute_all(current, handle)
@@ -188,7 +191,7 @@ class Region:
             assert self.parent is not None, "a state is neither held nor can it be computed"
             found = self.parent.provide(self, needed.outer)
             given = {**given, **dict(zip(needed.outer, found, strict=True))}
-        if torch.get_default_dtype() is self._dtype:
+        if _dtype_now() is self._dtype:
             return replay(wanted, needed, given, self.watch)
         with _default_dtype(self._dtype):  # some ops ask for it
             return replay(wanted, needed, given, self.watch)
@@ -244,7 +247,7 @@ class Region:
 
 @contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
+    before = _dtype_now()
     torch.set_default_dtype(dtype)
     try:
         yield
@@ -253,6 +256,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 _current_pass = torch._C._current_graph_task_id
+_dtype_now = torch.get_default_dtype
 
 
 def unpack(packed: Handle | State) -> Tensor:
@@ -276,5 +280,5 @@ def unpack(packed: Handle | State) -> Tensor:
     held = value_of(state)
     if packed.piece is state:
         return held
-    with torch._C._ExcludeDispatchKeyGuard(NOT_OURS):
+    with below_us(NOT_OURS):
         return over(packed.piece, held)

@@ -14,7 +14,7 @@ from ...errors import RecomputeMismatchError
 from . import places
 from .records import Op, Piece, State, View, fresh_copy, over
 
-__all__ = ["NOT_OURS", "Needed", "Needs", "flat", "needs", "replay", "value_of"]
+__all__ = ["NOT_OURS", "Needed", "Needs", "below_us", "flat", "needs", "replay", "value_of"]
 
 
 # An op that is to be run again, the states it is run for, and those that it reads.
@@ -35,6 +35,8 @@ _after_views = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.ADInpla
 NOT_OURS = (torch._C._dispatch_keyset_full() - _after_views) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.Python
 )
+below_us = torch._C._ExcludeDispatchKeyGuard
+_new_needs = tuple.__new__  # quicker than Needs(), which parses its arguments
 
 
 def needs(wanted: Iterable[Piece], start: int, given: Mapping[State, Any]) -> Needs:
@@ -43,9 +45,8 @@ def needs(wanted: Iterable[Piece], start: int, given: Mapping[State, Any]) -> Ne
     needed: dict[int, Needed] = {}
     outer: list[State] = []
     generators: list[torch.Generator] = []
-    stack = [piece if type(piece) is State else piece.state for piece in wanted]
-    while stack:
-        state = stack.pop()
+    states = [piece if type(piece) is State else piece.state for piece in wanted]
+    for state in states:  # which grow on the way
         if state in uses:
             uses[state] += 1
             continue
@@ -60,10 +61,11 @@ def needs(wanted: Iterable[Piece], start: int, given: Mapping[State, Any]) -> Ne
         else:
             reads = op.reads()
             needed[op.number] = (op, [state], reads)
-            stack += reads
+            states += reads
             if op.random is not None:
                 generators.append(op.random[0])
-    return Needs([needed[number] for number in sorted(needed)], outer, uses, generators)
+    ops = [needed[number] for number in sorted(needed)]
+    return _new_needs(Needs, (ops, outer, uses, generators))
 
 
 def replay(
@@ -74,18 +76,19 @@ def replay(
     Ops run below autograd and autocast, unseen by any mode; random ones draw the numbers that
     they drew before, and leave their generators as they found them.
     """
-    values = dict(given)
+    values = dict(given) if given else {}
     ops, _, uses, generators = needed
     began = time.perf_counter() if watch is not None else 0.0
     random = [(g, g.get_state()) for g in generators] if generators else ()
     try:
-        with torch._C._ExcludeDispatchKeyGuard(NOT_OURS):
+        with below_us(NOT_OURS):
             for op, makes, reads in ops:
                 _run(op, makes, values, uses, given)
                 for state in reads:
-                    uses[state] -= 1
-                    if not uses[state]:
+                    if uses[state] == 1:
                         values.pop(state, None)
+                    else:
+                        uses[state] -= 1
                 if watch is not None:
                     watch.replaying(values)
             if watch is not None:
@@ -105,19 +108,27 @@ def _run(
 ) -> None:
     """Run an op again and put what it makes among the values."""
     source: MutableMapping[State, Tensor] = values
-    for before in op.overwrites() if op.kind.writes else ():
-        if uses[before] > 1 or before not in values or before in given:
-            # Somebody else needs what is overwritten here, so this op writes to a copy.
-            source = ChainMap({before: fresh_copy(_value(before, values))}, source)
-    args = [_decode(arg, source) for arg in op.args]
+    kind = op.kind
+    if kind.writes:
+        for before in op.overwrites():
+            if uses[before] > 1 or before not in values or before in given:
+                # Somebody else needs what is overwritten here, so this op writes to a copy.
+                source = ChainMap({before: fresh_copy(_value(before, values))}, source)
+    args = []
+    for arg in op.args:
+        if type(arg) is State:  # at once, without a call
+            value = source.get(arg)
+            args.append(value_of(arg) if value is None else value)
+        else:
+            args.append(_decode(arg, source))
     if op.random is not None:
         op.random[0].set_state(op.random[1])
-    if op.keywords is None and not op.kind.needs_grad_mode:
-        out = op.kind.call(*args)
+    if op.keywords is None and not kind.needs_grad_mode:
+        out = kind.call(*args)
     else:
         keywords = {name: _decode(value, source) for name, value in (op.keywords or {}).items()}
-        with torch.set_grad_enabled(op.kind.needs_grad_mode or torch.is_grad_enabled()):
-            out = op.kind.call(*args, **keywords)
+        with torch.set_grad_enabled(kind.needs_grad_mode or torch.is_grad_enabled()):
+            out = kind.call(*args, **keywords)
     for state in states:
         if state.argument is not None:
             values[state] = source[op.overwritten(state.argument)]

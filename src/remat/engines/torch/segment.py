@@ -61,11 +61,14 @@ def open_region(
             "jvp), which allow no hooks on saved tensors; use torch.autograd.grad or .backward(), "
             "or call the function without checkpointing"
         )
+    watching = watchers()
     # Its text, not the function: what that closes over may lead back to the region.
-    text = name if type(name) is str else name_of(name) if watchers() else ""
+    text = name if type(name) is str else name_of(name) if watching else ""
     region = Region(text, preserve_rng_state, room)
     if watch is not None:
         region.watch = watch
+    elif watching:
+        region.watch = Watch(text, watching)
     recorder.open(region)
     return region
 
