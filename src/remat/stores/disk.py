@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import tempfile
 import time
 import weakref
@@ -61,14 +62,24 @@ class DiskStore:
             folder.remove()
         return min(write for write, _ in found), min(read for _, read in found)
 
+    def free_bytes(self) -> int:
+        """Return how much room there is."""
+        try:
+            return shutil.disk_usage(self._parent()).free
+        except OSError as error:
+            raise StoreError(f"{error}; give DiskStore(directory=…) another directory") from error
+
     def _folder(self) -> Folder:
+        parent = self._parent()
+        sweep(parent)
+        return Folder(parent)
+
+    def _parent(self) -> str:
         try:
             parent = tempfile.gettempdir() if self.directory is None else self.directory
         except FileNotFoundError as error:
             raise StoreError(f"{error}; give DiskStore(directory=…) one") from error
-        parent = os.path.abspath(parent)  # the program may go elsewhere
-        sweep(parent)
-        return Folder(parent)
+        return os.path.abspath(parent)  # the program may go elsewhere
 
     def __repr__(self) -> str:
         return "DiskStore()" if self.directory is None else f"DiskStore({self.directory!r})"
