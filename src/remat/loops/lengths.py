@@ -146,7 +146,7 @@ class KnownLength:
     def _weigh_disk(
         self, steps: LoopSteps[Any, Any], initial: Any, first: Any, state_bytes: int
     ) -> Disk:
-        """Measure what the disk costs, in steps. (The first of all is no measure: it is slow.)"""
+        """Measure what the disk costs, in steps; the first of all, which is slow, is no measure."""
         store = self._options.store
         assert isinstance(store, DiskStore)
         after, seconds = steps.after(first), float("inf")
