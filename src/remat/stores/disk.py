@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import StoreError
 from .base import Arrays
 from .clerk import Checkpoint, Clerk
-from .files import check_space
+from .files import check_space, write_file
 from .folders import Folder, sweep
 
 __all__ = ["DiskShelf", "DiskStore"]
@@ -89,7 +89,8 @@ def _measure(arrays: Arrays, leaves: list[Any], folder: Folder) -> tuple[float, 
     start = time.perf_counter()
     checkpoint = Checkpoint(arrays, leaves, folder.file(0))
     check_space(folder.path, checkpoint.nbytes)
-    checkpoint.checksum = checkpoint.write()
+    assert checkpoint.parts is not None
+    checkpoint.checksum = write_file(checkpoint.path, checkpoint.parts)
     middle = time.perf_counter()
     checkpoint.leaves(arrays, checkpoint.read())
     end = time.perf_counter()
