@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import UnsupportedError
-from .kinds import Kind, is_ordinary, kind_of, kinds
+from .kinds import Kind, is_ordinary, kind_of, kinds, plain_types
 from .places import here
 from .randomness import generator_of
 from .records import (
@@ -32,6 +32,7 @@ from .records import (
     counting_writes,
     fresh_copy,
     minding_conjugates,
+    parts_of,
     version_of,
 )
 from .regions import Handle, Region, unpack
@@ -221,7 +222,7 @@ class Recorder(TorchDispatchMode):
             state = self._known(args[0])
             if state is not None:
                 # No byte changes, but autograd will count it.
-                for sibling in (state, *state.siblings):
+                for sibling in state.family():
                     if sibling.held is not None and sibling.held_version == version_of(
                         sibling.held
                     ):
@@ -249,6 +250,8 @@ class Recorder(TorchDispatchMode):
         if state is None:
             return self._meet(tensor)
         made = state.tensor()
+        if made is not tensor and type(tensor) not in plain_types and not is_ordinary(tensor):
+            return self._odd(tensor)
         if state.outside:
             if made is not tensor and (made is None or made is not tensor._base):
                 return self._sibling(state, tensor)
@@ -280,23 +283,45 @@ class Recorder(TorchDispatchMode):
         It may count its writes by itself, so it is held for itself, too.
         """
         whole = _whole_of(tensor)
-        for sibling in (state, *state.siblings):
+        for sibling in state.family():
             if sibling.tensor() is whole and sibling.version == whole._version:
                 break
         else:
-            storage = whole.untyped_storage() if is_ordinary(whole) else None
-            sibling = self._held_from_outside(whole, storage)
-            state.siblings = (*state.siblings, sibling)
+            sibling = self._held_from_outside(whole, whole.untyped_storage())
+            state.add(sibling)
         return sibling if whole is tensor else View(sibling, tensor)
 
     def _meet(self, tensor: Tensor) -> Piece:
         """Note a tensor whose bytes come from outside, or were written unseen: it is held."""
+        if not is_ordinary(tensor):
+            return self._odd(tensor)
         whole = _whole_of(tensor)
-        storage = whole.untyped_storage() if is_ordinary(whole) else None
+        storage = whole.untyped_storage()
         state = self._held_from_outside(whole, storage)
-        if storage is not None:
-            self._note(storage, state)
+        self._note(storage, state)
         return state if whole is tensor else View(state, tensor)
+
+    def _odd(self, tensor: Tensor) -> State:
+        """Return what a tensor is that is no plain memory: it is held, never computed.
+
+        What a sparse one consists of counts its writes by itself, so it is held beside that: a
+        write that we see there copies it before. Ops on wrappers are never run again.
+        """
+        beside: list[State] = []
+        for part in parts_of(tensor) if type(tensor) in plain_types else ():
+            self.piece(part)  # so that it is known
+            beside += [state] if (state := self._known(part)) is not None else []
+        for known in beside[0].family() if beside else ():
+            if (
+                known.tensor() is tensor
+                and known.version == version_of(tensor)
+                and all(known in other.family() for other in beside)
+            ):
+                return known
+        state = self._held_from_outside(tensor, None)
+        for other in beside:
+            other.add(state)
+        return state
 
     def _held_from_outside(self, tensor: Tensor, storage: Any) -> State:
         state = State(tensor, version_of(tensor))
@@ -409,6 +434,8 @@ class Recorder(TorchDispatchMode):
         """Save what is overwritten. If it is all that the op makes, the op is never run again."""
         state = self._known(tensor)
         if state is None:
+            if not is_ordinary(tensor):
+                self._before_write_to_parts(kind, tensor)
             met = self._meet(tensor)
             state = met if type(met) is State else met.state
         if state.blank:
@@ -416,7 +443,7 @@ class Recorder(TorchDispatchMode):
                 state.blank = False  # from here on it can be computed
             else:
                 self.piece(tensor)  # it is read, so it is held
-        for sibling in (state, *state.siblings):
+        for sibling in state.family():
             if sibling.held is not None:
                 self._outside.pop(id(sibling.held), None)
                 if sibling.op is not None or (sibling.outside and not sibling.read and alone):
@@ -426,6 +453,13 @@ class Recorder(TorchDispatchMode):
                     sibling.held_storage = None
         piece = self.piece(tensor)
         return piece if type(piece) is State else piece.state
+
+    def _before_write_to_parts(self, kind: Kind, tensor: Tensor) -> None:
+        """Save what a tensor consists of; whoever reads that again meets it anew."""
+        for part in parts_of(tensor):
+            self._before_write(kind, part, alone=False)
+            if is_ordinary(part):
+                del part.untyped_storage()._remat  # type: ignore[attr-defined]
 
     def _after_write(self, op: Op, key: Any, tensor: Tensor, before: State, *, keep: bool) -> State:
         # Autograd counts the write when we are done, but not that to what it has saved already.

@@ -169,11 +169,15 @@ def value_of(state: State) -> Tensor:
         return held
     raise RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace "
-        f"operation: [{held.dtype} {list(held.shape)}] is at version {held._version}; a "
+        f"operation: [{held.dtype} {_shape_of(held)}] is at version {held._version}; a "
         f"checkpointed region read it at version {state.held_version} and needs it to compute "
         "again what it forgot. Write to a copy (x = x + 1 instead of x += 1), or after the "
         "backward pass"
     )
+
+
+def _shape_of(tensor: Tensor) -> Any:
+    return "nested" if tensor.is_nested else list(tensor.shape)
 
 
 def _mismatch(op: Op, state: State, output: Tensor) -> RecomputeMismatchError:
