@@ -23,6 +23,7 @@ from .schedules import (
     plan_loop,
     should_checkpoint,
 )
+from .stores import DiskStore, MemoryStore, ReducedPrecisionStore
 from .verification import Verification
 
 __version__ = "0.1.0"
@@ -33,8 +34,11 @@ __all__ = [
     "CheckpointNode",
     "CheckpointProfiler",
     "CheckpointScope",
+    "DiskStore",
     "LoopTransformError",
+    "MemoryStore",
     "RecomputeMismatchError",
+    "ReducedPrecisionStore",
     "RematError",
     "RematWarning",
     "StoreError",

@@ -1,0 +1,223 @@
+"""The thread that writes checkpoints to disk and reads the next one ahead.
+
+A shelf and its thread share a `Clerk`. The clerk does not know the shelf, so a shelf that nobody
+uses any more is freed at once, and with it the clerk is dismissed: that is safe at any moment, also
+from the garbage collector and in the thread itself, because it takes no lock.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from typing import Any
+
+from ..errors import StoreError
+from .base import Arrays, distinct
+from .files import check_space, read_file, write_file
+from .folders import Folder
+
+__all__ = ["Checkpoint", "Clerk"]
+
+_IN_FLIGHT = 2  # checkpoints that wait in memory to be written, the one being written included
+
+
+class Checkpoint:
+    """One checkpoint: in memory until it is written, then in a file, for a while in both."""
+
+    def __init__(self, arrays: Arrays, leaves: list[Any], path: str) -> None:
+        once, self._places = distinct(leaves)
+        self._kinds: list[Hashable] = [arrays.kind(leaf) for leaf in once]
+        paired = list(zip(once, self._kinds, strict=True))
+        # What has no kind has no bytes either (and pickle is not for files): it stays here.
+        self._others = [leaf if kind is None else None for leaf, kind in paired]
+        self.parts: list[memoryview] | None = [
+            arrays.to_bytes(leaf) for leaf, kind in paired if kind is not None
+        ]
+        self.sizes = [len(part) for part in self.parts]
+        self.nbytes = sum(self.sizes)
+        self.path = path
+        self.checksum: int | None = None  # until it is written
+        self.dropped = False
+
+    def leaves(self, arrays: Arrays, parts: list[memoryview]) -> list[Any]:
+        """Make leaves over these bytes."""
+        rest = iter(parts)
+        once = [
+            other if kind is None else arrays.from_bytes(next(rest), kind)
+            for other, kind in zip(self._others, self._kinds, strict=True)
+        ]
+        return [once[place] for place in self._places]
+
+    def write(self, wanted: Callable[[], bool] = lambda: True) -> int:
+        assert self.parts is not None
+        return write_file(self.path, self.parts, wanted)
+
+    def read(self) -> list[memoryview]:
+        assert self.checksum is not None
+        return read_file(self.path, self.sizes, self.checksum)
+
+    def unlink(self) -> None:
+        with suppress(OSError):  # it may never have been written, and the folder goes in the end
+            os.unlink(self.path)
+
+
+class Clerk:
+    """Does one job after the other in the background; is dismissed once."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self.process = os.getpid()
+        self.dismissed = False
+        self.failure: str | None = None  # (words only: an error would hold on to what it saw)
+        # (Functions, not bound methods: a clerk whose jobs know it would be a cycle.)
+        self._jobs: queue.SimpleQueue[tuple[Job, Checkpoint] | None] = queue.SimpleQueue()
+        self._thread: _Thread | None = None
+        self._changed = threading.Condition()  # guards all that follows, and checkpoints' parts
+        self._unfinished = 0
+        self._waiting: list[Checkpoint] = []  # to be written, or being written
+        self._ahead: Checkpoint | None = None  # to be read ahead, or read
+        self._reading: Checkpoint | None = None
+
+    # -- asked by the shelf --------------------------------------------------------------------
+
+    def wait_for_room(self) -> None:
+        """Wait until another checkpoint may wait to be written."""
+        self._wait_while(lambda: len(self._waiting) >= _IN_FLIGHT)
+
+    def check_space(self, needed: int) -> None:
+        try:
+            check_space(self.folder.path, needed + self._waiting_bytes())
+        except StoreError:
+            # Files that are about to be removed still count, so look again after that.
+            self._wait_while(lambda: self._unfinished > 0)
+            check_space(self.folder.path, needed)
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        with self._changed:
+            self._waiting.append(checkpoint)
+        self._do(Clerk._write, checkpoint)
+
+    def drop(self, checkpoint: Checkpoint) -> None:
+        with self._changed:
+            checkpoint.dropped = True
+            checkpoint.parts = None
+            is_written = checkpoint.checksum is not None
+        if is_written:  # otherwise whoever writes it sees that it is dropped
+            self._do(Clerk._unlink, checkpoint)
+
+    def fetch(self, checkpoint: Checkpoint) -> list[memoryview]:
+        """Return the bytes of a checkpoint; the memory is the caller's if they are in a file."""
+        self._wait_while(lambda: self._reading is checkpoint)
+        with self._changed:
+            parts = checkpoint.parts
+            if checkpoint.checksum is not None:
+                self._forget_ahead(checkpoint)
+        return checkpoint.read() if parts is None else parts
+
+    def read_ahead(self, checkpoint: Checkpoint) -> None:
+        """Have a checkpoint read that will be asked for next, and no other."""
+        with self._changed:
+            if checkpoint is self._ahead or checkpoint.checksum is None:
+                return
+            if self._ahead is not None:
+                self._forget_ahead(self._ahead)
+            self._ahead = checkpoint
+        self._do(Clerk._read, checkpoint)
+
+    def dismiss(self) -> None:
+        """End the thread and remove the folder, unless they are those of the parent process."""
+        if os.getpid() != self.process or self.dismissed:
+            return
+        self.dismissed = True
+        self._jobs.put(None)
+        if self._thread is None:
+            self.folder.remove()
+        elif not isinstance(threading.current_thread(), _Thread):
+            self._thread.join()  # (threads of clerks do not wait for one another)
+
+    # -- in the background ---------------------------------------------------------------------
+
+    def _write(self, checkpoint: Checkpoint) -> None:
+        if not checkpoint.dropped:
+            checksum = checkpoint.write(lambda: not (self.dismissed or checkpoint.dropped))
+            with self._changed:
+                checkpoint.checksum, checkpoint.parts = checksum, None
+        if checkpoint.dropped:
+            checkpoint.unlink()
+        with self._changed:
+            self._waiting.remove(checkpoint)
+
+    def _read(self, checkpoint: Checkpoint) -> None:
+        with self._changed:
+            if checkpoint is not self._ahead or checkpoint.dropped:
+                return
+            self._reading = checkpoint
+        parts = None
+        with suppress(StoreError):  # whoever asks for it reads it again, and is told
+            parts = checkpoint.read()
+        with self._changed:
+            self._reading = None
+            if checkpoint is self._ahead and not checkpoint.dropped:
+                checkpoint.parts = parts
+
+    def _unlink(self, checkpoint: Checkpoint) -> None:
+        checkpoint.unlink()
+
+    def _serve(self) -> None:
+        """Do jobs until the clerk is dismissed; then leave nothing behind."""
+        while (task := self._jobs.get()) is not None and not self.dismissed:
+            if self.failure is None:
+                self.failure = self._failure_of(*task)
+            del task  # nothing is held while there is nothing to do
+            with self._changed:
+                self._unfinished -= 1
+                self._changed.notify_all()
+        self.folder.remove()
+        with self._changed:
+            self._waiting.clear()
+            self._ahead = None
+            self._changed.notify_all()
+
+    def _failure_of(self, job: Job, checkpoint: Checkpoint) -> str | None:
+        try:
+            job(self, checkpoint)
+        except StoreError as error:
+            return str(error)
+        except BaseException as error:  # out of memory, say: must not be lost with the thread
+            return f"a checkpoint could not be stored on disk: {error!r}"
+        return None
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _do(self, job: Job, checkpoint: Checkpoint) -> None:
+        with self._changed:
+            self._unfinished += 1
+        self._jobs.put((job, checkpoint))
+        if self._thread is None:
+            thread = _Thread(target=self._serve, name="remat disk store", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def _wait_while(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            while condition() and self.failure is None and not self.dismissed:
+                self._changed.wait()
+
+    def _forget_ahead(self, checkpoint: Checkpoint) -> None:
+        checkpoint.parts = None
+        if self._ahead is checkpoint:
+            self._ahead = None
+
+    def _waiting_bytes(self) -> int:
+        with self._changed:
+            return sum(checkpoint.nbytes for checkpoint in self._waiting)
+
+
+class _Thread(threading.Thread):
+    """The thread of a clerk: told from others by its class."""
+
+
+Job = Callable[[Clerk, Checkpoint], None]

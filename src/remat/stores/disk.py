@@ -1,0 +1,159 @@
+"""Checkpoints on disk, bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import StoreError
+from .base import Arrays
+from .clerk import Checkpoint, Clerk
+from .files import check_space
+from .folders import Folder, sweep
+
+__all__ = ["DiskShelf", "DiskStore"]
+
+
+class DiskStore:
+    """Keeps checkpoints on disk, bit for bit.
+
+    Every pass has a folder of its own, with rights for its owner only, in `directory` (which must
+    exist) or else in the system's directory for temporary files. A thread in the background writes
+    checkpoints, of which at most 2 wait in memory, and on the way back it reads the next one ahead.
+    A full disk, a directory that cannot be written to, and a file that does not come back as it was
+    written are a `StoreError`.
+
+    The folder is removed when the pass is over, when it fails, and when the interpreter ends. A
+    process that is killed (SIGKILL, SIGTERM without a handler, a power cut) leaves it behind; the
+    next pass of the same user on the same machine with the same directory removes it (not on
+    Windows).
+
+    >>> DiskStore("/scratch")
+    DiskStore('/scratch')
+    """
+
+    on_disk = True
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
+        if directory is not None and not isinstance(directory, str | os.PathLike):
+            raise TypeError(f"directory is a path or None, got {directory!r}")
+        self.directory = None if directory is None else os.fspath(directory)
+
+    def open(self, arrays: Arrays) -> DiskShelf:
+        """Make a shelf for one pass."""
+        return DiskShelf(arrays, self._folder())
+
+    def measure(self, arrays: Arrays, leaves: list[Any]) -> tuple[float, float]:
+        """Return the seconds to write and to read such a state: the best of three times.
+
+        What was just written may be read from memory that the operating system has to spare; in a
+        pass that is so as well.
+        """
+        folder = self._folder()
+        try:
+            found = [_measure(arrays, leaves, folder) for _ in range(3)]
+        finally:
+            folder.remove()
+        return min(write for write, _ in found), min(read for _, read in found)
+
+    def _folder(self) -> Folder:
+        try:
+            parent = tempfile.gettempdir() if self.directory is None else self.directory
+        except FileNotFoundError as error:
+            raise StoreError(f"{error}; give DiskStore(directory=…) one") from error
+        parent = os.path.abspath(parent)  # the program may go elsewhere
+        sweep(parent)
+        return Folder(parent)
+
+    def __repr__(self) -> str:
+        return "DiskStore()" if self.directory is None else f"DiskStore({self.directory!r})"
+
+
+def _measure(arrays: Arrays, leaves: list[Any], folder: Folder) -> tuple[float, float]:
+    start = time.perf_counter()
+    checkpoint = Checkpoint(arrays, leaves, folder.file(0))
+    check_space(folder.path, checkpoint.nbytes)
+    checkpoint.checksum = checkpoint.write()
+    middle = time.perf_counter()
+    checkpoint.leaves(arrays, checkpoint.read())
+    end = time.perf_counter()
+    checkpoint.unlink()
+    return middle - start, end - middle
+
+
+class DiskShelf:
+    exact = True
+    error = 0.0
+
+    def __init__(self, arrays: Arrays, folder: Folder) -> None:
+        self._arrays = arrays
+        self._held: dict[int, Checkpoint] = {}
+        self._numbers = itertools.count()  # of files: a key may come again while its file goes
+        self._clerk = Clerk(folder)
+        self._told = False  # of the clerk's failure
+        # Called once: by `close`, or when nobody refers to the shelf, or when Python ends.
+        self._finish = weakref.finalize(self, self._clerk.dismiss)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(checkpoint.nbytes for checkpoint in self._held.values())
+
+    def put(self, key: int, leaves: list[Any]) -> None:
+        self._check()
+        self._clerk.wait_for_room()
+        path = self._clerk.folder.file(next(self._numbers))
+        checkpoint = Checkpoint(self._arrays, leaves, path)
+        self._clerk.check_space(checkpoint.nbytes)
+        self._check()
+        if key in self._held:
+            self.drop(key)
+        self._held[key] = checkpoint
+        self._clerk.write(checkpoint)
+
+    def get(self, key: int) -> list[Any]:
+        self._check()
+        checkpoint = self._held[key]
+        parts = self._clerk.fetch(checkpoint)
+        self._check()
+        # A loop goes backwards, so the next to be asked for is the nearest one below.
+        below = max((k for k in self._held if k < key), default=None)
+        if below is not None:
+            self._clerk.read_ahead(self._held[below])
+        return checkpoint.leaves(self._arrays, parts)
+
+    def drop(self, key: int) -> None:
+        checkpoint = self._held.pop(key)
+        if os.getpid() == self._clerk.process and not self._clerk.dismissed:
+            self._clerk.drop(checkpoint)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._held
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self._held))
+
+    def close(self) -> None:
+        self._held.clear()
+        self._finish()
+        if self._clerk.failure is not None and not self._told:
+            self._tell()
+
+    def _check(self) -> None:
+        if os.getpid() != self._clerk.process:
+            raise StoreError(
+                f"these checkpoints on disk belong to process {self._clerk.process}, of which "
+                f"this one ({os.getpid()}) is a fork; run the whole pass in one process"
+            )
+        if self._clerk.failure is not None:
+            self._tell()
+        if self._clerk.dismissed:
+            raise StoreError("these checkpoints on disk were removed: their pass is over")
+
+    def _tell(self) -> None:
+        self._told = True
+        raise StoreError(self._clerk.failure)

@@ -1,0 +1,57 @@
+"""Checkpoints in memory, as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .base import Arrays, distinct
+
+__all__ = ["MemoryShelf", "MemoryStore"]
+
+
+class MemoryStore:
+    """Keeps checkpoints in memory as they are: the default, exact and without any cost."""
+
+    on_disk = False
+
+    def open(self, arrays: Arrays) -> MemoryShelf:
+        """Make a shelf for one pass."""
+        return MemoryShelf(arrays)
+
+    def __repr__(self) -> str:
+        return "MemoryStore()"
+
+
+class MemoryShelf:
+    exact = True
+    error = 0.0
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+        self._held: dict[int, list[Any]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(self._weigh, self._held.values()))
+
+    def _weigh(self, leaves: list[Any]) -> int:
+        return sum(map(self._arrays.nbytes, distinct(leaves)[0]))
+
+    def put(self, key: int, leaves: list[Any]) -> None:
+        self._held[key] = list(leaves)
+
+    def get(self, key: int) -> list[Any]:
+        return list(self._held[key])
+
+    def drop(self, key: int) -> None:
+        del self._held[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._held
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self._held))
+
+    def close(self) -> None:
+        self._held.clear()
