@@ -12,6 +12,7 @@ import itertools
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -37,7 +38,7 @@ from .records import (
 )
 from .regions import Handle, Region, unpack
 from .replay import flat
-from .watch import WatchedHandle
+from .watch import WatchedHandle, nbytes_of
 
 __all__ = ["Recorder", "recorder_of_this_thread"]
 
@@ -54,6 +55,8 @@ class Recorder(TorchDispatchMode):
         self.idle = 0  # regions that are open, but record nothing because gradients are off
         self._states: dict[int, State] = {}  # by the note on their storage
         self._many = _MANY
+        self._dead = 0  # bytes that are held although their tensors are gone, perhaps for nobody
+        self._much = _MUCH
         self._outside: dict[int, State] = {}  # by id, for leaves, which are held, so ids stay
         self._ops = 0
         self._hook = self._pack  # one object, to be recognised
@@ -116,6 +119,8 @@ class Recorder(TorchDispatchMode):
         if not self.opened:
             self._states = {}
             self._outside = {}
+            self._dead = 0
+            self._much = _MUCH
 
     # What autograd saves.
 
@@ -299,6 +304,8 @@ class Recorder(TorchDispatchMode):
         storage = whole.untyped_storage()
         state = self._held_from_outside(whole, storage)
         self._note(storage, state)
+        if state.held is not whole:
+            self._expect_the_end(state, whole, storage)
         return state if whole is tensor else View(state, tensor)
 
     def _odd(self, tensor: Tensor) -> State:
@@ -333,6 +340,8 @@ class Recorder(TorchDispatchMode):
             state.held_version = state.version
             state.held_storage = storage
             self._outside[id(tensor)] = state
+            if type(tensor) is not torch.nn.Parameter and storage is not None:
+                self._dead += storage.nbytes()  # it may be: nobody tells when only we have got it
         elif tensor.is_inference():
             state.hold(fresh_copy(tensor))  # it does not count its writes, so we could not see one
         else:
@@ -341,12 +350,21 @@ class Recorder(TorchDispatchMode):
             state.hold(alias(tensor))
         return state
 
+    def _expect_the_end(self, state: State, tensor: Tensor, storage: Any) -> None:
+        """Count the bytes of a state that is held, once its tensor is gone."""
+        nbytes = storage.nbytes()
+        if nbytes > _LITTLE:
+            state.tensor = ref(tensor, partial(self._ended, nbytes))
+
+    def _ended(self, nbytes: int, _: Any) -> None:
+        self._dead += nbytes
+
     def _note(self, storage: Any, state: State) -> None:
         """Note on a storage that its bytes are in this state from now on."""
         note = next(_notes)
         storage._remat = note
         self._states[note] = state
-        if len(self._states) > self._many:
+        if len(self._states) > self._many or self._dead > self._much:
             self._forget_the_dead()
 
     def _renew(self, state: State, tensor: Tensor) -> None:
@@ -367,11 +385,26 @@ class Recorder(TorchDispatchMode):
 
     def _forget_the_dead(self) -> None:
         """Forget states that nobody refers to any more: a long region is not to hold them."""
+        freed = 0
+        for key, state in list(self._outside.items()):
+            held = state.held
+            if held is not None and sys.getrefcount(held) == _ONLY_HERE:
+                freed += nbytes_of(held)
+                state.held = alias(held)  # only we have got this leaf: let it go
+                del self._outside[key]
+        held = None
         for note in reversed(list(self._states)):  # the last ones first: they refer to others
             state = self._states[note]
-            if state.tensor() is None and sys.getrefcount(state) == _ONLY_HERE:
+            if sys.getrefcount(state) == _ONLY_HERE and _is_over(state, note):
+                if state.held is not None:
+                    freed += nbytes_of(state.held)
                 del self._states[note]
+        for region in self.opened:
+            region.forget_the_dead()
         self._many = max(_MANY, 2 * len(self._states))
+        # If most of what seemed dead is still needed, it is not worth a look so soon again.
+        self._much = _MUCH if 2 * freed > self._dead else 2 * self._much
+        self._dead = 0
 
     def _keep_blank(self, state: State, tensor: Tensor) -> None:
         """Hold memory that is read before we saw anything written to it: somebody else wrote."""
@@ -383,6 +416,7 @@ class Recorder(TorchDispatchMode):
         state.op = None
         state.tensor, state.size = ref(tensor), tensor.shape
         state.hold(alias(tensor))
+        self._expect_the_end(state, tensor, tensor.untyped_storage())
 
     def _made(self, tensor: Tensor, op: Op, output: int) -> State | None:
         """Note an output. Over a storage that we know it is a view, and there is nothing to do."""
@@ -451,6 +485,7 @@ class Recorder(TorchDispatchMode):
                 elif version_of(sibling.held) == sibling.held_version:  # or it is stale already
                     sibling.hold(fresh_copy(sibling.held))
                     sibling.held_storage = None
+                    self._dead += nbytes_of(sibling.held)
         piece = self.piece(tensor)
         return piece if type(piece) is State else piece.state
 
@@ -525,6 +560,14 @@ def _not_to_be_compiled(function: Any) -> None:
     eval_frame.set_code_exec_strategy(function.__code__, strategy)
 
 
+def _references() -> int:
+    """Return what getrefcount says of a thing that is in one table and has one name."""
+    table = {0: object()}
+    thing = table[0]
+    return sys.getrefcount(thing)
+
+
+_ONLY_HERE = _references()
 # The compiler looks at functions that are called from code which it could not compile.
 _not_to_be_compiled(Recorder.open)
 _not_to_be_compiled(Recorder.close)
@@ -534,7 +577,8 @@ _pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 _threads = threading.local()
 _LISTS = (list, tuple)
 _MANY = 2000  # states, before it is worth a look which of them are dead
-_ONLY_HERE = 3  # references: the table, a name, and the argument of getrefcount
+_MUCH = 4 << 20  # bytes, likewise
+_LITTLE = 1 << 12  # bytes that are not worth to be counted
 _NOISE = 1  # the argument of rrelu_with_noise
 _notes = itertools.count()  # numbers that no two recordings share
 _new_op = tuple.__new__  # quicker than Op(), which parses its arguments
@@ -554,6 +598,14 @@ def _whole_of(tensor: Tensor) -> Tensor:
     """Return what a tensor is a view of, which counts writes for all its views, or itself."""
     base = tensor._base
     return tensor if base is None or not is_ordinary(base) else base
+
+
+def _is_over(state: State, note: int) -> bool:
+    """Return whether nobody will come across a state again by its note."""
+    made: Any = state.tensor()
+    if made is None:
+        return True
+    return made is not _somebody and getattr(made.untyped_storage(), "_remat", None) != note
 
 
 def _somebody() -> Any:
