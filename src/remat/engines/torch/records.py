@@ -67,6 +67,7 @@ class State:
             self.size = tensor.shape
         except RuntimeError:  # nested tensors have none
             self.size = None
+        self.dtype = tensor.dtype
         self.version = version  # of the tensors over it, so that a write that we missed shows
         self.op = op
         self.output = output
