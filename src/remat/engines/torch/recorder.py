@@ -499,10 +499,11 @@ class Recorder(TorchDispatchMode):
     def _after_write(self, op: Op, key: Any, tensor: Tensor, before: State, *, keep: bool) -> State:
         # Autograd counts the write when we are done, but not that to what it has saved already.
         to_come = not (op.kind.counts or (op.kind.saved_early and key[0] == _NOISE))
-        after = State(tensor, version_of(tensor) + to_come)
+        whole = _whole_of(tensor) if before.outside else tensor
+        after = State(whole, version_of(tensor) + to_come)
         after.outside, after.leaf = before.outside, before.leaf
         if before.outside or keep:
-            after.hold(alias(tensor))
+            after.hold(alias(whole))
             after.held_version = after.version
             after.fragile = before.leaf
         else:
