@@ -98,11 +98,11 @@ def test_any_schedule_goes_back_through_every_step_once(drawn: Limited) -> None:
     assert final == steps
     # (The tape of the last step is at work, and not among the held ones.)
     tapes = {*run._tapes, *([steps - 1] if steps else [])}
-    assert watch.held == {*(("state", p) for p in run.held), *(("tape", k) for k in tapes)}
+    assert watch.held == {*(("state", p) for p in run.positions), *(("tape", k) for k in tapes)}
     assert run.backward([]) == list(reversed(range(steps)))
     assert watch.held == set()
     assert run.evaluations == drawn.schedule.evaluations == len(verbs.log)
-    assert run.held == {}
+    assert run.positions == []
     assert watch.counts == {
         "forward": steps,
         "recompute": run.evaluations - steps,
@@ -160,9 +160,9 @@ def test_a_loop_of_unknown_length(steps, slots) -> None:
     final, found = run.forward_while(online.forward(), lambda state: state[0] < steps)
     assert (final, found) == (steps, steps)
     assert [step for _, step in verbs.log] == list(range(steps))
-    assert len(run.held) <= slots
-    assert all(state == position for position, state in run.held.items())
-    way_back = online.backward(steps, sorted(run.held))
+    assert len(run.positions) <= slots
+    assert all(run.held(position) == position for position in run.positions)
+    way_back = online.backward(steps, run.positions)
     assert run.backward([], way_back, final) == list(reversed(range(steps)))
     assert run.evaluations == len(verbs.log)
 
@@ -172,7 +172,7 @@ def test_a_change_after_the_sweep_of_a_loop_of_unknown_length_is_caught() -> Non
         verbs = Counter(spoiled)
         run = LoopRun(verbs, 0, 0)
         final, _ = run.forward_while(Online(2).forward(), lambda state: state[0] < 12)
-        way_back = Online(2).backward(12, sorted(run.held))
+        way_back = Online(2).backward(12, run.positions)
         try:
             run.backward([], way_back, final)
         except RecomputeMismatchError:
@@ -186,7 +186,8 @@ def test_the_golden_order_of_a_small_run() -> None:
     run = LoopRun(verbs, 0, 4)
     run.forward(Revolve(4, 1))
     assert verbs.log == [("run", 0), ("run", 1), ("run", 2), ("tape", 3)]
-    assert run.held == {2: 2}
+    assert run.positions == [2]
+    assert run.held(2) == 2
     run.backward([])
     assert verbs.log[4:] == [("tape", 2), ("run", 0), ("tape", 1), ("tape", 0)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import trees
@@ -10,6 +10,7 @@ from ..engines.locate import engine_for
 from ..loops import Budget, LoopOptions, ScheduleName
 from ..loops.options import check_budget
 from ..schedules.check import whole_number
+from ..stores import Store, find_store
 
 __all__ = ["checkpointed_loop", "checkpointed_scan", "checkpointed_while"]
 
@@ -22,8 +23,9 @@ def checkpointed_loop(
     *,
     memory_budget: Budget | None = None,
     schedule: ScheduleName = "auto",
+    store: str | Store = "memory",
     progress: bool = False,
-) -> tuple[Any, dict[int, Any]]:
+) -> tuple[Any, Mapping[int, Any]]:
     """Apply `func` to a state `seq_length` times, and hold only a few of the states.
 
     Inside a function that is differentiated the gradient is exact, also with respect to what
@@ -40,13 +42,16 @@ def checkpointed_loop(
         schedule: "auto" measures a step and takes the best schedule for the room that
             `num_checkpoints` states take; "revolve" and "uniform" hold states only, "all" holds
             every step's tape.
+        store: Where states rest: "memory", rounded to "bfloat16" or "float16" (half the bytes,
+            and gradients that are no longer exact), or "disk". With "disk" and "auto" the
+            `num_checkpoints` states in memory are joined by as many on disk as pay off.
         progress: Show a progress bar on standard error.
 
     Returns:
         The final state, and a dict from positions p to the state before step p that is held at
         the end of the first sweep. Outside of differentiation it holds `num_checkpoints` states;
         inside, what the schedule holds at that time ("auto" may hold tapes in their place), and
-        no gradient flows through it.
+        no gradient flows through it. Those in a store are fetched when they are looked at.
 
     >>> import numpy as np
     >>> W = np.eye(3) * 0.9
@@ -55,7 +60,7 @@ def checkpointed_loop(
     ((3,), 31)
     """
     _check_callable(func, "func")
-    options = LoopOptions(seq_length, num_checkpoints, memory_budget, schedule)
+    options = LoopOptions(seq_length, num_checkpoints, memory_budget, schedule, find_store(store))
     engine = engine_for(trees.flatten(initial_state)[0])
     final, _, checkpoints = engine.run_loop(
         func, initial_state, options, progress=_progress(options.steps, progress)
@@ -71,6 +76,7 @@ def checkpointed_scan(
     *,
     memory_budget: Budget | None = None,
     schedule: ScheduleName = "auto",
+    store: str | Store = "memory",
     progress: bool = False,
 ) -> tuple[Any, Any]:
     """Run `state, y = func(state, x)` over the entries of `xs`, and hold only a few states.
@@ -86,7 +92,9 @@ def checkpointed_scan(
     """
     _check_callable(func, "func")
     leaves, _ = trees.flatten(xs)
-    options = LoopOptions(_length(leaves), num_checkpoints, memory_budget, schedule)
+    options = LoopOptions(
+        _length(leaves), num_checkpoints, memory_budget, schedule, find_store(store)
+    )
     engine = engine_for([*trees.flatten(initial_state)[0], *leaves])
     final, ys, _ = engine.run_loop(
         func, initial_state, options, xs=xs, progress=_progress(options.steps, progress)
@@ -101,8 +109,9 @@ def checkpointed_while(
     num_checkpoints: int | None = None,
     *,
     memory_budget: int | str | None = None,
+    store: str | Store = "memory",
     progress: bool = False,
-) -> tuple[Any, dict[int, Any]]:
+) -> tuple[Any, Mapping[int, Any]]:
     """Apply `func` as long as `cond(state)` is true; the length shows at the end.
 
     Checkpoints are placed while the loop runs and moved as it grows, so that at any time they
@@ -136,6 +145,7 @@ def checkpointed_while(
         initial_state,
         num_checkpoints,
         memory_budget,
+        store=find_store(store),
         progress=_progress(None, progress),
     )
     return final, checkpoints

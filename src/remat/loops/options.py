@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
 from ..errors import BudgetTooSmallError
 from ..schedules import (
     Action,
     Advance,
+    Disk,
     Revolve,
     Save,
     Schedule,
@@ -21,6 +22,7 @@ from ..schedules import (
 from ..schedules.check import whole_number
 from ..schedules.choose import default_checkpoints
 from ..sizes import format_bytes, parse_budget
+from ..stores import DiskStore, MemoryStore, Store
 
 __all__ = ["Budget", "LoopOptions", "Measured", "ScheduleName"]
 
@@ -34,9 +36,14 @@ _TOLERANCE = 0.02
 class Measured(NamedTuple):
     """What one recorded step takes."""
 
-    state_bytes: int
+    state_bytes: int  # as it is held
     tape_bytes: int  # with the step's input and output
     working_bytes: int  # what a pass needs beside its checkpoints
+    input_bytes: int = 0  # of a step, on its tape; 0: as many as those of a state that is held
+
+    def stored(self, nbytes: int) -> Measured:
+        """Return the same for states that take so many bytes where they rest."""
+        return self._replace(state_bytes=nbytes, input_bytes=self.state_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,7 @@ class LoopOptions:
     num_checkpoints: int | None
     memory_budget: Budget | None
     schedule: ScheduleName
+    store: Store = field(default_factory=MemoryStore)
 
     def __post_init__(self) -> None:
         whole_number(self.steps, "seq_length")
@@ -56,6 +64,16 @@ class LoopOptions:
         if self.schedule not in get_args(ScheduleName):
             names = ", ".join(map(repr, get_args(ScheduleName)))
             raise ValueError(f"schedule is one of {names}, got {self.schedule!r}")
+        if self.schedule == "all" and not isinstance(self.store, MemoryStore):
+            raise ValueError(
+                f'schedule="all" holds tapes, which rest in memory, and no states; store is '
+                f'{self.store!r}: leave it out, or use schedule="auto"'
+            )
+
+    @property
+    def has_two_tiers(self) -> bool:
+        """Whether states rest in memory and on disk; a fixed schedule has them all on disk."""
+        return isinstance(self.store, DiskStore) and self.schedule == "auto"
 
     @property
     def needs_measuring(self) -> bool:
@@ -67,19 +85,19 @@ class LoopOptions:
             return default_checkpoints(self.steps)
         return self.num_checkpoints
 
-    def choose(self, measured: Measured | None) -> Schedule:
+    def choose(self, measured: Measured | None, disk: Disk | None = None) -> Schedule:
         """Return the schedule to differentiate by."""
         if self.memory_budget is not None and measured is not None:
-            return self._within_budget(measured)
+            return self._within_budget(measured, disk)
         if self.schedule == "auto" and measured is not None:
-            state, tape, _ = measured
             return plan_loop(
                 self.steps,
                 slots=self.slots,
-                state_bytes=state,
-                tape_bytes=tape,
-                tape_input_bytes=state,
-                tolerance=_TOLERANCE,
+                state_bytes=measured.state_bytes,
+                tape_bytes=measured.tape_bytes,
+                tape_input_bytes=measured.input_bytes or measured.state_bytes,
+                tolerance=0.0 if disk else _TOLERANCE,
+                disk=disk,
             ).schedule
         return self._fixed(self.slots)
 
@@ -102,10 +120,10 @@ class LoopOptions:
         if at < self.steps:
             yield Advance(at, self.steps)
 
-    def _within_budget(self, measured: Measured) -> Schedule:
-        state, tape, working = measured
+    def _within_budget(self, measured: Measured, disk: Disk | None) -> Schedule:
+        state, tape, working, given = measured
         budget = parse_memory(self.memory_budget, self.steps, measured)
-        everything = working + (self.steps - 1) * (tape - state)
+        everything = working + (self.steps - 1) * (tape - (given or state))
         if self.schedule == "auto" and everything <= budget:
             return StoreAll(self.steps)
         if self.schedule == "auto":
@@ -116,9 +134,10 @@ class LoopOptions:
                 memory_bytes=budget,
                 state_bytes=state,
                 tape_bytes=tape,
-                tape_input_bytes=state,
+                tape_input_bytes=given or state,
                 working_bytes=min(budget, working + table * exact),
                 exact=exact,
+                disk=disk,
             ).schedule
         if self.schedule == "all" and everything > budget:
             raise BudgetTooSmallError(
@@ -147,9 +166,9 @@ def check_budget(num_checkpoints: int | None, memory_budget: Budget | None) -> N
 
 def parse_memory(budget: Budget | None, steps: int, measured: Measured) -> int:
     """Return a budget in bytes, and say so if not even one step fits into it."""
-    state, tape, working = measured
+    state, tape, working, given = measured
     assert budget is not None
-    size = parse_budget(budget, whole=working + max(0, steps - 1) * (tape - state))
+    size = parse_budget(budget, whole=working + max(0, steps - 1) * (tape - (given or state)))
     if size < working:
         raise BudgetTooSmallError(
             f"going back through one step alone needs {format_bytes(working)}, the budget is "

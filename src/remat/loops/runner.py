@@ -1,20 +1,23 @@
 """Interprets a schedule: written once, for every engine.
 
 An engine brings its verbs: advance without a tape, hold and resume a state, record a step, go
-back through it. The runner brings the order, and one check: whenever it goes back through step k
+back through it. States rest in memory, or on the shelf of a store. The runner brings the order, and
+one check: whenever it goes back through step k
 it has the state that step k's recording ended in and the state that step k + 1's recording started
 from. They must be the same, bit for bit, so a step that leads to another state is caught. A step
 that differs while its states agree is not: states are all it compares. (Where they are all zeros,
-and so prove nothing, the engine looks for closed-over numbers that change.)
+and so prove nothing, the engine looks for closed-over numbers that change.) Where a store rounds
+what it holds there is nothing to compare.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar, assert_never
 
 from ..errors import RecomputeMismatchError
 from ..schedules import Action, Advance, Backward, Drop, Restore, Save, Tape, Tier
+from ..stores import Shelf
 
 __all__ = ["LoopRun", "Verbs", "Watcher"]
 
@@ -63,6 +66,14 @@ class Verbs(Protocol[State, Held, Recorded, Gradient]):
         """Say how two states differ, or None if they are the same bit for bit."""
         ...
 
+    def apart(self, held: Held) -> tuple[list[Any], Any]:
+        """Take a state at rest apart: arrays that a store may take, and what goes with them."""
+        ...
+
+    def together(self, leaves: list[Any], rest: Any) -> Held:
+        """Put a state together that `apart` has taken apart."""
+        ...
+
 
 class Watcher(Protocol):
     """Is told how many steps were run for the first time, run again, and gone back through.
@@ -85,6 +96,45 @@ class Watcher(Protocol):
     def frees_tape(self, step: int) -> None: ...
 
 
+class _Rack(Generic[Held]):
+    """Where the states of one tier rest: as they are, or on the shelf of a store."""
+
+    def __init__(self, verbs: Verbs[Any, Held, Any, Any], shelf: Shelf | None) -> None:
+        self._verbs = verbs
+        self._shelf = shelf
+        self._states: dict[int, Any] = {}  # or what goes with them, if there is a shelf
+
+    def put(self, step: int, held: Held) -> None:
+        if self._shelf is None:
+            self._states[step] = held
+        else:
+            leaves, rest = self._verbs.apart(held)
+            self._shelf.put(step, leaves)
+            self._states[step] = rest
+
+    def get(self, step: int) -> Held:
+        if self._shelf is None:
+            held: Held = self._states[step]
+            return held
+        return self._verbs.together(self._shelf.get(step), self._states[step])
+
+    def drop(self, step: int) -> None:
+        del self._states[step]
+        if self._shelf is not None:
+            self._shelf.drop(step)
+
+    def __contains__(self, step: int) -> bool:
+        return step in self._states
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._states)
+
+    def clear(self) -> None:
+        self._states.clear()
+        if self._shelf is not None:
+            self._shelf.close()
+
+
 class LoopRun(Generic[State, Held, Recorded, Gradient]):
     """One pass over a loop: `forward()` to the final state, then `backward(gradient)`."""
 
@@ -96,6 +146,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         *,
         first: Recorded | None = None,
         watcher: Watcher | None = None,
+        shelves: Mapping[Tier, Shelf] | None = None,
     ) -> None:
         self.verbs = verbs
         self.steps = steps
@@ -104,7 +155,11 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         self._first = first  # step 0, if it was recorded already to measure it
         self._watcher = watcher
         self._reached = 0  # how far the loop has been run for the first time
-        self._held: dict[Tier, dict[int, Held]] = {Tier.MEMORY: {}, Tier.DISK: {}}
+        self._shelves = shelves or {}
+        self._is_exact = all(shelf.exact for shelf in self._shelves.values())
+        self._racks: dict[Tier, _Rack[Held]] = {
+            tier: _Rack(verbs, self._shelves.get(tier)) for tier in (Tier.MEMORY, Tier.DISK)
+        }
         self._tapes: dict[int, Recorded] = {}
         # The working state: live, or still at rest, which is all that recording needs of it.
         self._at: int | None = None
@@ -115,9 +170,31 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         self._last: Recorded | None = None
 
     @property
-    def held(self) -> dict[int, Held]:
-        """The states that are held now, by position."""
-        return {step: held for tier in self._held.values() for step, held in tier.items()}
+    def positions(self) -> list[int]:
+        """Where states are held now."""
+        return sorted({step for rack in self._racks.values() for step in rack})
+
+    def held(self, step: int) -> Held:
+        """Return a state that is held now."""
+        return next(rack.get(step) for rack in self._racks.values() if step in rack)
+
+    @property
+    def is_shelved(self) -> bool:
+        """Whether some states rest on the shelf of a store."""
+        return bool(self._shelves)
+
+    @property
+    def storing_error(self) -> float:
+        """The largest error that storing a state has caused so far."""
+        return max((shelf.error for shelf in self._shelves.values()), default=0.0)
+
+    def close(self) -> None:
+        """Free all that is held, wherever it rests."""
+        for rack in self._racks.values():
+            rack.clear()
+        self._tapes.clear()
+        self._first = self._last = None
+        self._forget_working_state()
 
     # -- ahead ---------------------------------------------------------------------------------
 
@@ -177,7 +254,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
                 self._act(action)
                 continue
             recorded = self._recorded(action.step)
-            if following is not None:
+            if following is not None and self._is_exact:
                 self._compare(self.verbs.after(recorded), following, action.step + 1)
             following = self.verbs.before(recorded)
             gradient = self._step_back(recorded, gradient, action.step)
@@ -215,13 +292,13 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
                 at_rest = self._resting is not None
                 state = self._resting if at_rest else self.verbs.hold(self._wake_up())
                 assert state is not None
-                self._held[tier][step] = state
+                self._racks[tier].put(step, state)
                 if self._watcher:
                     self._watcher.holds_state(step, state)
             case Restore(step, tier):
                 self._load(step, tier)
             case Drop(step, tier):
-                del self._held[tier][step]
+                self._racks[tier].drop(step)
                 if self._watcher:
                     self._watcher.frees_state(step)
             case Tape(step):
@@ -260,8 +337,9 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
                 self._load_any(step)
             recorded = self.verbs.record(self._put_to_rest(), step)
             self._count(step, step + 1)
-        for tier in self._held.values():
-            tier.pop(step, None)
+        for rack in self._racks.values():
+            if step in rack:
+                rack.drop(step)
         if self._watcher:
             self._watcher.holds_tape(step)  # until the step back
             self._watcher.frees_state(step)
@@ -269,7 +347,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
 
     def _load_any(self, step: int) -> None:
         for tier in (Tier.MEMORY, Tier.DISK):
-            if step in self._held[tier]:
+            if step in self._racks[tier]:
                 return self._load(step, tier)
         return self._load(step, Tier.TAPE if step - 1 in self._tapes else Tier.CALLER)
 
@@ -279,7 +357,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         elif tier is Tier.TAPE:
             held = self.verbs.after(self._tapes[step - 1])
         else:
-            held = self._held[tier][step]
+            held = self._racks[tier].get(step)
         self._resumed_from = step
         self._set_resting(step, held)
 

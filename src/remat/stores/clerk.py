@@ -51,10 +51,6 @@ class Checkpoint:
         ]
         return [once[place] for place in self._places]
 
-    def write(self, wanted: Callable[[], bool] = lambda: True) -> int:
-        assert self.parts is not None
-        return write_file(self.path, self.parts, wanted)
-
     def read(self) -> list[memoryview]:
         assert self.checksum is not None
         return read_file(self.path, self.sizes, self.checksum)
@@ -141,14 +137,19 @@ class Clerk:
     # -- in the background ---------------------------------------------------------------------
 
     def _write(self, checkpoint: Checkpoint) -> None:
-        if not checkpoint.dropped:
-            checksum = checkpoint.write(lambda: not (self.dismissed or checkpoint.dropped))
+        with self._changed:
+            parts = checkpoint.parts
+        if parts is not None:  # or it is dropped already
+            checksum = write_file(checkpoint.path, parts, lambda: self._wants(checkpoint))
             with self._changed:
                 checkpoint.checksum, checkpoint.parts = checksum, None
-        if checkpoint.dropped:
-            checkpoint.unlink()
+            if checkpoint.dropped:
+                checkpoint.unlink()
         with self._changed:
             self._waiting.remove(checkpoint)
+
+    def _wants(self, checkpoint: Checkpoint) -> bool:
+        return not (checkpoint.dropped or self.dismissed)
 
     def _read(self, checkpoint: Checkpoint) -> None:
         with self._changed:
@@ -156,7 +157,7 @@ class Clerk:
                 return
             self._reading = checkpoint
         parts = None
-        with suppress(StoreError):  # whoever asks for it reads it again, and is told
+        with suppress(Exception):  # whoever asks for it reads it again, and is told
             parts = checkpoint.read()
         with self._changed:
             self._reading = None
@@ -176,6 +177,8 @@ class Clerk:
                 self._unfinished -= 1
                 self._changed.notify_all()
         self.folder.remove()
+        while not self._jobs.empty():
+            self._jobs.get()
         with self._changed:
             self._waiting.clear()
             self._ahead = None

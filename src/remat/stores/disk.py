@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import tempfile
 import time
 import weakref
@@ -13,7 +14,7 @@ from typing import Any
 from ..errors import StoreError
 from .base import Arrays
 from .clerk import Checkpoint, Clerk
-from .files import check_space
+from .files import check_space, write_file
 from .folders import Folder, sweep
 
 __all__ = ["DiskShelf", "DiskStore"]
@@ -61,14 +62,24 @@ class DiskStore:
             folder.remove()
         return min(write for write, _ in found), min(read for _, read in found)
 
+    def free_bytes(self) -> int:
+        """Return how much room there is."""
+        try:
+            return shutil.disk_usage(self._parent()).free
+        except OSError as error:
+            raise StoreError(f"{error}; give DiskStore(directory=…) another directory") from error
+
     def _folder(self) -> Folder:
+        parent = self._parent()
+        sweep(parent)
+        return Folder(parent)
+
+    def _parent(self) -> str:
         try:
             parent = tempfile.gettempdir() if self.directory is None else self.directory
         except FileNotFoundError as error:
             raise StoreError(f"{error}; give DiskStore(directory=…) one") from error
-        parent = os.path.abspath(parent)  # the program may go elsewhere
-        sweep(parent)
-        return Folder(parent)
+        return os.path.abspath(parent)  # the program may go elsewhere
 
     def __repr__(self) -> str:
         return "DiskStore()" if self.directory is None else f"DiskStore({self.directory!r})"
@@ -78,7 +89,8 @@ def _measure(arrays: Arrays, leaves: list[Any], folder: Folder) -> tuple[float, 
     start = time.perf_counter()
     checkpoint = Checkpoint(arrays, leaves, folder.file(0))
     check_space(folder.path, checkpoint.nbytes)
-    checkpoint.checksum = checkpoint.write()
+    assert checkpoint.parts is not None
+    checkpoint.checksum = write_file(checkpoint.path, checkpoint.parts)
     middle = time.perf_counter()
     checkpoint.leaves(arrays, checkpoint.read())
     end = time.perf_counter()

@@ -22,7 +22,9 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 _CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT}
 
 
-def write_file(path: str, parts: list[memoryview], wanted: Callable[[], bool]) -> int:
+def write_file(
+    path: str, parts: list[memoryview], wanted: Callable[[], bool] = lambda: True
+) -> int:
     """Write a new file that only its owner may read; return its checksum.
 
     It is not finished if it is not wanted any more.

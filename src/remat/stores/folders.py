@@ -51,7 +51,7 @@ class Folder:
     def remove(self) -> None:
         """Remove the folder and its files; whatever else stands there is not ours."""
         with suppress(OSError):
-            for name in os.listdir(self.path):
+            for name in _owner_last(os.listdir(self.path)):
                 if _FILE.fullmatch(name):
                     os.unlink(os.path.join(self.path, name))
         with suppress(OSError):
@@ -80,6 +80,11 @@ def _here() -> bytes:
     return platform.node().encode() or b"?"
 
 
+def _owner_last(names: list[str]) -> list[str]:
+    """Whoever is killed on the way leaves what can still be told to be a leftover."""
+    return sorted(names, key=_OWNER.__eq__)
+
+
 def sweep(parent: str) -> None:
     """Remove the folders that dead processes of this user on this machine left behind."""
     if fcntl is None:
@@ -99,10 +104,12 @@ def _remove_if_dead(path: str) -> None:
             return
         owner = os.open(_OWNER, os.O_RDWR | os.O_NOFOLLOW, dir_fd=folder)
         try:
+            if os.read(owner, 1024) != _here():
+                return
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while somebody lives
             names = os.listdir(folder)
-            if os.read(owner, 1024) == _here() and all(map(_FILE.fullmatch, names)):
-                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while somebody lives
-                for name in names:
+            if all(map(_FILE.fullmatch, names)):
+                for name in _owner_last(names):
                     os.unlink(name, dir_fd=folder)
                 os.rmdir(path)
         finally:

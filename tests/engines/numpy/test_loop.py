@@ -508,8 +508,8 @@ def test_auto_runs_as_often_as_its_schedule_says(monkeypatch, steps, checkpoints
     chosen = []
     choose = LoopOptions.choose
 
-    def watched(self, measured):
-        chosen.append(choose(self, measured))
+    def watched(self, measured, disk=None):
+        chosen.append(choose(self, measured, disk))
         return chosen[-1]
 
     monkeypatch.setattr(LoopOptions, "choose", watched)

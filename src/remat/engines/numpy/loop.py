@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from autograd.core import defvjp_argnums
@@ -14,30 +13,32 @@ from autograd.tracer import isbox, trace_stack
 
 from ... import trees
 from ...errors import RecomputeMismatchError, UnsupportedError
-from ...loops import LoopOptions, LoopRun, Measured, Watcher
-from ...loops.options import Budget, parse_memory
-from ...schedules import Online
-from ...sizes import parse_budget
-from .accounts import Account, LoopTales, is_made
+from ...loops import (
+    Account,
+    Budget,
+    KnownLength,
+    Length,
+    LoopOptions,
+    LoopRun,
+    LoopTales,
+    Measured,
+    Progress,
+    UnknownLength,
+    Watcher,
+    checkpoints_of,
+)
+from ...stores import MemoryStore, Store
 from .captures import Captures, capture
 from .randomness import Randomness
 from .steps import Gradients, HeldState, Outputs, PerStep, RecordedStep, Steps
-from .tape import is_differentiable, plain, zeros_like
+from .tape import is_differentiable, is_made, plain, zeros_like
 from .weighing import memories
 from .whole import run_as_one
 
 __all__ = ["run_loop", "run_while"]
 
 Run = LoopRun[Any, HeldState, RecordedStep, Gradients]
-Checkpoints = dict[int, Any]
-
-
-class Progress(Watcher, Protocol):
-    """A watcher that can be shown for a while."""
-
-    def shown(self, *, last: bool) -> AbstractContextManager[None]: ...
-
-    def expect(self, recomputed: int) -> None: ...
+Checkpoints = Mapping[int, Any]
 
 
 def run_loop(
@@ -57,8 +58,9 @@ def run_loop(
         return holder[0](state, x) if scan else (holder[0](state), None)
 
     outputs = Outputs(options.steps, wanted=scan)
-    body = _FixedPass(loop.steps(call, outputs), loop, options, progress)
-    body.shown_name = "checkpointed_scan" if scan else "checkpointed_loop"
+    name = "checkpointed_scan" if scan else "checkpointed_loop"
+    length = KnownLength(options, progress)
+    body = _Pass(name, loop.steps(call, outputs), loop, length, progress)
     final, stacks = body.results_of(loop) if loop.is_traced else body.plainly(loop)
     ys = trees.unflatten(outputs.structure, stacks) if outputs.structure is not None else ()
     return final, ys, body.checkpoints(loop)
@@ -71,6 +73,7 @@ def run_while(
     num_checkpoints: int | None,
     memory_budget: Budget | None,
     *,
+    store: Store | None = None,
     progress: Progress | None = None,
 ) -> tuple[Any, Checkpoints]:
     """Run a loop whose length shows at its end."""
@@ -87,7 +90,18 @@ def run_while(
     # (Something of their own that both refer to: a pass that `call` knows would be a cycle.)
     replay: list[Any] = []
     steps = loop.steps(call, Outputs(0, wanted=False))
-    body = _WhilePass(steps, loop, goes_on, replay, num_checkpoints, memory_budget, progress)
+
+    def condition_now(state: Any) -> Any:
+        return goes_on[0](state)
+
+    length = UnknownLength(
+        condition_now,
+        replay,
+        num_checkpoints,
+        memory_budget,
+        store or MemoryStore(),
+    )
+    body = _Pass("checkpointed_while", steps, loop, length, progress)
     final, _ = body.results_of(loop) if loop.is_traced else body.plainly(loop)
     return final, body.checkpoints(loop)
 
@@ -124,14 +138,22 @@ class _Loop:
         )
 
 
-class _Pass(ABC):
+class _Pass:
     """One run of a loop: ahead once, and back as often as autograd asks."""
 
     name = "checkpointed loop"
-    shown_name = "checkpointed_loop"
 
-    def __init__(self, steps: Steps, loop: _Loop, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        shown_name: str,
+        steps: Steps,
+        loop: _Loop,
+        length: Length,
+        progress: Progress | None,
+    ) -> None:
+        self.shown_name = shown_name
         self.steps = steps
+        self.length = length
         self.initial = HeldState(_plain_leaves(loop.leaves), steps.randomness.moment())
         self.inputs = [*self.initial.leaves, *steps.inputs.leaves, *steps.captured]
         self.progress = progress
@@ -142,7 +164,7 @@ class _Pass(ABC):
         self.tales: LoopTales | None = None
         if self.account.must_weigh and loop.is_traced:
             made = [plain(value) for value in loop.values if is_made(value)]
-            self.tales = LoopTales(self.account, memories(made), progress)
+            self.tales = LoopTales(self.account, memories(made), _held_bytes, progress)
 
     @property
     def watcher(self) -> Watcher | None:
@@ -159,7 +181,7 @@ class _Pass(ABC):
     def plainly(self, loop: _Loop) -> tuple[Any, list[Any]]:
         """Run a loop that nobody differentiates."""
         with self.shown(last=True):
-            self.run = self.start(traced=False)
+            self.run = self._start(traced=False)
         stacks = self.steps.outputs.stacks
         return trees.unflatten(loop.structure, self.final.leaves), stacks
 
@@ -178,7 +200,7 @@ class _Pass(ABC):
             self.steps.captures.filled(self.steps.captured),
             self.shown(last=False),
         ):
-            self.run = self.start(traced=True)
+            self.run = self._start(traced=True)
         if self.tales:
             self.tales.settle()
         self.steps.captures.refuse_leftovers()
@@ -205,7 +227,7 @@ class _Pass(ABC):
                 self.shown(last=True),
             ):
                 run, self.run = self.run or self._again(), None
-                state = self.finish(run, seeds[:count])
+                state = self.length.back(run, self.final, seeds[:count])
             if run.evaluations > known:
                 self.account.recomputed(run.evaluations - known, steps.seconds)
         finally:
@@ -222,7 +244,7 @@ class _Pass(ABC):
     def _again(self) -> Run:
         """Run ahead once more: the checkpoints of the first time were used up."""
         known = self.final
-        run = self.start(traced=True)
+        run = self._start(traced=True)
         difference = self.steps.difference(self.final, known)
         if difference:
             raise RecomputeMismatchError(f"the whole loop was run again and its final {difference}")
@@ -230,7 +252,6 @@ class _Pass(ABC):
 
     def checkpoints(self, loop: _Loop) -> Checkpoints:
         """Return the states that are held, as the caller sees them."""
-        held = self.run.held if self.run else {}
         anchor = next((value for value in loop.values if isbox(value)), None)
 
         def shown(leaf: Any) -> Any:
@@ -238,116 +259,20 @@ class _Pass(ABC):
                 return leaf.copy() if isinstance(leaf, np.ndarray) and anchor is not None else leaf
             return _just_a_look(leaf, anchor)
 
-        return {
-            step: trees.unflatten(loop.structure, map(shown, state.leaves))
-            for step, state in sorted(held.items())
-        }
+        return checkpoints_of(
+            self.run, lambda state: trees.unflatten(loop.structure, map(shown, state.leaves))
+        )
 
-    @abstractmethod
-    def start(self, *, traced: bool) -> Run:
+    def _start(self, *, traced: bool) -> Run:
         """Run ahead: set `final` and return the run, ready to go back if `traced`."""
-
-    @abstractmethod
-    def finish(self, run: Run, seeds: Gradients) -> Gradients:
-        """Go back through a run."""
-
-
-class _FixedPass(_Pass):
-    """A loop of known length."""
-
-    def __init__(
-        self, steps: Steps, loop: _Loop, options: LoopOptions, progress: Progress | None
-    ) -> None:
-        super().__init__(steps, loop, progress)
-        self.options = options
-        self.schedule: Any = None
-
-    def start(self, *, traced: bool) -> Run:
-        first: RecordedStep | None = None
-        if not traced:
-            self.schedule = self.options.sweep(_state_bytes(self.initial))
-        elif self.schedule is None:
-            measured = None
-            # Step 0 is always recorded first: that tells constants from what depends on the trace.
-            if self.options.needs_measuring or (self.tales and self.options.steps):
-                exactly = self.options.memory_budget is not None
-                first, measured = self.steps.measure(self.initial, exactly=exactly)
-                self.weighed(measured)
-            elif self.options.steps:
-                first = self.steps.record(self.initial, 0)
-            self.steps.captures.accept_constants()
-            self.schedule = self.options.choose(measured)
-            if self.progress:
-                self.progress.expect(self.schedule.evaluations - self.options.steps)
-        run: Run = LoopRun(
-            self.steps, self.initial, self.options.steps, first=first, watcher=self.watcher
-        )
-        self.final = run.forward(self.schedule)
-        return run
-
-    def finish(self, run: Run, seeds: Gradients) -> Gradients:
-        return run.backward(seeds)
-
-
-class _WhilePass(_Pass):
-    """A loop that ends when its condition says so."""
-
-    def __init__(
-        self,
-        steps: Steps,
-        loop: _Loop,
-        goes_on: list[Any],
-        replay: list[Any],
-        num_checkpoints: int | None,
-        memory_budget: Budget | None,
-        progress: Progress | None,
-    ) -> None:
-        super().__init__(steps, loop, progress)
-        self.shown_name = "checkpointed_while"
-        self.goes_on = goes_on
-        self.replay = replay  # not empty: run the condition after every step
-        self.slots = num_checkpoints
-        self.budget = memory_budget
-
-    def start(self, *, traced: bool) -> Run:
-        first: RecordedStep | None = None
-        if self.slots is None or self.tales:
-            first = self._measure_first(traced=traced)
-        assert self.slots is not None
-        run: Run = LoopRun(self.steps, self.initial, 0, first=first, watcher=self.watcher)
-        self.final, _ = run.forward_while(
-            Online(self.slots).forward(), lambda state: self._goes_on(run, state)
+        run, self.final = self.length.ahead(
+            self.steps,
+            self.initial,
+            traced=traced,
+            weighed=self.weighed if self.tales else None,
+            watcher=self.watcher,
         )
         return run
-
-    def _goes_on(self, run: Run, state: Any) -> bool:
-        answer = bool(self.goes_on[0](state))
-        if run.evaluations == 0:  # a re-run starts after the condition has drawn its numbers
-            run.initial = HeldState(self.initial.leaves, self.steps.randomness.moment())
-        return answer
-
-    def _measure_first(self, *, traced: bool) -> RecordedStep | None:
-        if not traced or not self.goes_on[0](self.steps.resume(self.initial)):
-            if self.slots is None:
-                assert self.budget is not None
-                self.slots = parse_budget(self.budget, whole=0) // _state_bytes(self.initial)
-            return None
-        first, measured = self.steps.measure(self.initial, exactly=self.slots is None)
-        self.weighed(measured)
-        if self.slots is None:
-            budget = parse_memory(self.budget, 1, measured)
-            self.slots = (budget - measured.working_bytes) // measured.state_bytes
-        return first
-
-    def finish(self, run: Run, seeds: Gradients) -> Gradients:
-        assert self.slots is not None
-        way_back = Online(self.slots).backward(run.steps, sorted(run.held))
-        if self.steps.randomness.is_used:
-            self.replay.append(self.goes_on)
-        try:
-            return run.backward(seeds, way_back, self.final)
-        finally:
-            self.replay.clear()
 
 
 @primitive  # type: ignore[untyped-decorator]
@@ -379,8 +304,8 @@ def _plain_leaves(leaves: list[Any]) -> list[Any]:
     return found
 
 
-def _state_bytes(state: HeldState) -> int:
-    return max(1, sum(np.asarray(leaf).nbytes for leaf in state.leaves))
+def _held_bytes(state: HeldState) -> int:
+    return sum(memories(state.leaves).values())
 
 
 def _check_state(leaves: list[Any]) -> None:

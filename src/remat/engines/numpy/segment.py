@@ -13,9 +13,9 @@ from autograd.tracer import isbox, trace_stack
 
 from ... import trees
 from ...errors import RecomputeMismatchError, UnsupportedError
+from ...loops import Account, is_inside_a_region
 from ...segments import SegmentOptions
 from ...watching import warn_once
-from .accounts import Account, is_inside_a_region, is_made
 from .boxes import OpLog
 from .captures import capture
 from .randomness import GENERATORS, Randomness
@@ -23,6 +23,7 @@ from .steps import proves_nothing, read_only
 from .tape import (
     Recording,
     is_differentiable,
+    is_made,
     plain,
     record,
     refuse_boxes,

@@ -12,6 +12,8 @@ import numpy as np
 from ... import trees
 from ...errors import RecomputeMismatchError
 from ...loops import Measured
+from ...stores import Arrays
+from .arrays import NumpyArrays
 from .captures import Captures
 from .randomness import Moment, Randomness
 from .tape import (
@@ -60,6 +62,8 @@ class Steps:
 
     `call(state, step)` returns the next state and an output (None for plain loops).
     """
+
+    arrays: Arrays = NumpyArrays()
 
     def __init__(
         self,
@@ -158,7 +162,7 @@ class Steps:
         after = [_compact(leaf) for leaf in results[: sizes[0]]]
         del results[:]  # the state after is held once, the outputs not at all
         recorded = RecordedStep(recording, held, HeldState(after, self.randomness.moment()))
-        if step < self._reached:
+        if step < self._reached and self.outputs.are_compared:
             self._refuse_doubt(recorded, step)
         self._reached = max(self._reached, step + 1)
         self.seconds += time.perf_counter() - started
@@ -187,6 +191,28 @@ class Steps:
                 return f"state{name} {words}"
         return None
 
+    def apart(self, held: HeldState) -> tuple[list[Any], Moment]:
+        return held.leaves, held.moment
+
+    def together(self, leaves: list[Any], rest: Moment) -> HeldState:
+        return HeldState(leaves, rest)
+
+    def now(self, held: HeldState) -> HeldState:
+        return HeldState(held.leaves, self.randomness.moment())
+
+    @property
+    def is_random(self) -> bool:
+        return self.randomness.is_used
+
+    def expect_rounding(self) -> None:
+        self.outputs.are_compared = False
+
+    def settle(self) -> None:
+        self.captures.accept_constants()
+
+    def state_bytes(self, held: HeldState) -> int:
+        return max(1, sum(map(nbytes, held.leaves)))
+
     # -- measuring -----------------------------------------------------------------------------
 
     def measure(self, initial: HeldState, *, exactly: bool) -> tuple[RecordedStep, Measured]:
@@ -194,7 +220,7 @@ class Steps:
 
         What a pass needs beside its checkpoints is estimated, or, `exactly`, tried out.
         """
-        state_bytes = max(1, sum(map(nbytes, initial.leaves)))
+        state_bytes = self.state_bytes(initial)
         with traced_memory() as used:
             base, known = used(), references(initial.leaves)
             recorded = self.record(initial, 0)
@@ -296,6 +322,7 @@ class Outputs:
     def __init__(self, steps: int, *, wanted: bool) -> None:
         self.steps = steps
         self.wanted = wanted
+        self.are_compared = True  # when a step is run again
         self.structure: trees.Structure | None = None
         self.stacks: list[Any] = []
         self.gradients: Sequence[Any] = ()
@@ -321,7 +348,7 @@ class Outputs:
 
     def keep_flat(self, leaves: list[Any], step: int) -> None:
         if step != self._next:
-            return self._compare(leaves, step)
+            return self._compare(leaves, step) if self.are_compared else None
         self._next += 1
         if step == 0:
             self.stacks = [

@@ -40,6 +40,11 @@ def is_differentiable(leaf: Any) -> bool:
     return type(leaf) in (float, complex)
 
 
+def is_made(value: Any) -> bool:
+    """Tell what the pass has made from what it is differentiated by: that is the caller's."""
+    return isbox(value) and bool(value._node.parents)
+
+
 def zeros_like(value: Any) -> Any:
     return vspace(value).zeros()
 

@@ -1,4 +1,4 @@
-"""What a region tells those who watch it.
+"""What a region that is run again as a whole tells those who watch it.
 
 Four rules:
 1. Told is what the pass itself has made: arrays that go in and were made in the same pass, what
@@ -14,17 +14,14 @@ Four rules:
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from autograd.tracer import isbox
+from ..watching import Watcher, watched_by, watchers
+from .runner import Watcher as LoopWatcher
 
-from ...loops import Watcher as LoopWatcher
-from ...watching import Watcher, watched_by, watchers
-from .weighing import memories
-
-__all__ = ["Account", "LoopTales", "is_inside_a_region", "is_made"]
+__all__ = ["Account", "LoopTales", "is_inside_a_region"]
 
 
 class _Threads(threading.local):
@@ -38,11 +35,6 @@ _threads = _Threads()
 def is_inside_a_region() -> bool:
     """Say whether this code is run by a checkpointed region."""
     return _threads.account is not None
-
-
-def is_made(value: Any) -> bool:
-    """Tell what the pass has made from what it is differentiated by: that is the caller's."""
-    return isbox(value) and bool(value._node.parents)
 
 
 class Account:
@@ -138,9 +130,14 @@ class LoopTales:
     """What the runner of a loop says, for the account of the loop and for a progress bar."""
 
     def __init__(
-        self, account: Account, inputs: Mapping[Hashable, int], progress: LoopWatcher | None
+        self,
+        account: Account,
+        inputs: Mapping[Hashable, int],
+        nbytes: Callable[[Any], int],
+        progress: LoopWatcher | None,
     ) -> None:
         self.is_ahead = True  # then what is held stands on the tape of the region around
+        self._nbytes = nbytes  # of a state that is held
         self._account = account
         self._inputs = inputs
         self._progress = progress
@@ -179,7 +176,7 @@ class LoopTales:
             self._progress.backward(steps)
 
     def holds_state(self, step: int, state: Any) -> None:
-        self._hold(("state", step), sum(memories(state.leaves).values()))
+        self._hold(("state", step), self._nbytes(state))
 
     def frees_state(self, step: int) -> None:
         self._account.frees((self._loop, "state", step))

@@ -1,0 +1,51 @@
+"""The checkpoints that a loop returns: what it holds at the end of the way ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ..errors import StoreError
+from .runner import LoopRun
+
+__all__ = ["checkpoints_of"]
+
+
+def checkpoints_of(
+    run: LoopRun[Any, Any, Any, Any] | None, shown: Callable[[Any], Any]
+) -> Mapping[int, Any]:
+    """Return states by position, as `shown` makes them for the caller.
+
+    Those that rest on the shelf of a store are fetched when they are looked at, not before.
+    """
+    if run is None:
+        return {}
+    if run.is_shelved:
+        return _OnShelf(run, shown)
+    return {step: shown(run.held(step)) for step in run.positions}
+
+
+class _OnShelf(Mapping[int, Any]):
+    def __init__(self, run: LoopRun[Any, Any, Any, Any], shown: Callable[[Any], Any]) -> None:
+        self._run = run
+        self._shown = shown
+        self._positions = run.positions
+
+    def __getitem__(self, step: int) -> Any:
+        if step not in self._positions:
+            raise KeyError(step)
+        if step not in self._run.positions:
+            raise StoreError(
+                f"the checkpoint before step {step} is no longer in the store: the backward pass "
+                'has used it; look at it before, or use store="memory"'
+            )
+        return self._shown(self._run.held(step))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._positions)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __repr__(self) -> str:
+        return f"<checkpoints before steps {', '.join(map(str, self._positions))}, in a store>"

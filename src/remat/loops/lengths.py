@@ -1,0 +1,278 @@
+"""A loop of known length and one that ends when its condition says so: how each is run.
+
+Both run ahead to a final state and back again, over the steps of any engine. They are asked to
+run ahead a second time if somebody goes back twice: what was held is used up by then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+from ..schedules import Disk, Online, Schedule, Tier
+from ..sizes import parse_budget
+from ..stores import Arrays, DiskStore, MemoryStore, Shelf, Store
+from .options import Budget, LoopOptions, Measured, parse_memory
+from .runner import LoopRun, Verbs, Watcher
+
+__all__ = ["KnownLength", "Length", "LoopSteps", "Progress", "UnknownLength"]
+
+Held = TypeVar("Held")
+Recorded = TypeVar("Recorded")
+Run = LoopRun[Any, Any, Any, Any]
+
+_TRIALS = 3
+
+
+class LoopSteps(Verbs[Any, Held, Recorded, Any], Protocol[Held, Recorded]):
+    """What an engine can do with a loop, and what it knows of its states."""
+
+    @property
+    def arrays(self) -> Arrays:
+        """What stores have to know of the engine's arrays."""
+        ...
+
+    def measure(self, initial: Held, *, exactly: bool) -> tuple[Recorded, Measured]:
+        """Record step 0, and say what a step takes."""
+        ...
+
+    def settle(self) -> None:
+        """Take note that step 0 has been recorded: what the step closes over is known."""
+        ...
+
+    @property
+    def is_random(self) -> bool:
+        """Whether random numbers were drawn on the way ahead."""
+        ...
+
+    def expect_rounding(self) -> None:
+        """Take note that states do not come back as they were held: do not compare."""
+        ...
+
+    def state_bytes(self, held: Held) -> int: ...
+
+    def now(self, held: Held) -> Held:
+        """Return the same state at this moment of the random sources."""
+        ...
+
+
+class Progress(Watcher, Protocol):
+    """A watcher that can be shown for a while."""
+
+    def shown(self, *, last: bool) -> AbstractContextManager[None]: ...
+
+    def expect(self, recomputed: int) -> None: ...
+
+
+class Length(Protocol):
+    """How a loop is run ahead and back."""
+
+    def ahead(
+        self,
+        steps: LoopSteps[Any, Any],
+        initial: Any,
+        *,
+        traced: bool,
+        weighed: Callable[[Measured], None] | None,
+        watcher: Watcher | None,
+    ) -> tuple[Run, Any]:
+        """Run to the final state; return a run that can go back, if `traced`, and that state."""
+        ...
+
+    def back(self, run: Run, final: Any, seeds: Any) -> Any:
+        """Go back through a run, and return the gradient of the initial state."""
+        ...
+
+
+class KnownLength:
+    """A loop of known length."""
+
+    def __init__(self, options: LoopOptions, progress: Progress | None) -> None:
+        self._options = options
+        self._progress = progress
+        self._schedule: Schedule | None = None
+
+    def ahead(
+        self,
+        steps: LoopSteps[Any, Any],
+        initial: Any,
+        *,
+        traced: bool,
+        weighed: Callable[[Measured], None] | None,
+        watcher: Watcher | None,
+    ) -> tuple[Run, Any]:
+        options, first = self._options, None
+        if not traced:
+            run: Run = LoopRun(steps, initial, options.steps, watcher=watcher)
+            return run, run.forward(options.sweep(steps.state_bytes(initial)))
+        if self._schedule is None:
+            first = self._choose(steps, initial, weighed)
+        assert self._schedule is not None
+        shelves = _shelves(options.store, steps, two_tiers=options.has_two_tiers)
+        run = LoopRun(steps, initial, options.steps, first=first, watcher=watcher, shelves=shelves)
+        return run, _closing(run, lambda: run.forward(self._schedule))  # type: ignore[arg-type]
+
+    def back(self, run: Run, final: Any, seeds: Any) -> Any:
+        return _closing(run, lambda: run.backward(seeds), anyway=True)
+
+    def _choose(
+        self,
+        steps: LoopSteps[Any, Any],
+        initial: Any,
+        weighed: Callable[[Measured], None] | None,
+    ) -> Any:
+        """Choose the schedule; return step 0, which was recorded to measure it."""
+        options = self._options
+        first, measured, disk = None, None, None
+        # Step 0 is always recorded first: that tells what the step closes over.
+        if options.needs_measuring or (weighed and options.steps):
+            exactly = options.memory_budget is not None
+            first, measured = steps.measure(initial, exactly=exactly)
+            if weighed:
+                weighed(measured)
+            measured = measured.stored(_stored_bytes(options.store, steps, initial))
+            if options.has_two_tiers:
+                disk = self._weigh_disk(steps, initial, first, measured.state_bytes)
+        elif options.steps:
+            first = steps.record(initial, 0)
+        steps.settle()
+        self._schedule = options.choose(measured, disk)
+        if self._progress:
+            self._progress.expect(self._schedule.evaluations - options.steps)
+        return first
+
+    def _weigh_disk(
+        self, steps: LoopSteps[Any, Any], initial: Any, first: Any, state_bytes: int
+    ) -> Disk:
+        """Measure what the disk costs, in steps; the first of all, which is slow, is no measure."""
+        store = self._options.store
+        assert isinstance(store, DiskStore)
+        after, seconds = steps.after(first), float("inf")
+        for _ in range(_TRIALS):
+            state = steps.resume(initial)
+            started = time.perf_counter()
+            steps.advance(state, 0, 1)
+            seconds = min(seconds, time.perf_counter() - started)
+        steps.resume(after)  # whatever the trials drew or wrote, the loop goes on from here
+        write, read = store.measure(steps.arrays, steps.apart(after)[0])
+        slots = min(self._options.steps, store.free_bytes() // (state_bytes + 1))
+        return Disk(slots, write / seconds, read / seconds)
+
+
+class UnknownLength:
+    """A loop that ends when its condition says so.
+
+    `goes_on` is asked before every step. If it draws random numbers it has to do so in every run:
+    `replay` is told, and not empty while steps are run again.
+    """
+
+    def __init__(
+        self,
+        goes_on: Callable[[Any], Any],
+        replay: list[Any],
+        num_checkpoints: int | None,
+        memory_budget: Budget | None,
+        store: Store,
+    ) -> None:
+        self._goes_on = goes_on
+        self._replay = replay
+        self._slots = num_checkpoints
+        self._budget = memory_budget
+        self._store = store
+
+    def ahead(
+        self,
+        steps: LoopSteps[Any, Any],
+        initial: Any,
+        *,
+        traced: bool,
+        weighed: Callable[[Measured], None] | None,
+        watcher: Watcher | None,
+    ) -> tuple[Run, Any]:
+        first = None
+        if self._slots is None or weighed:
+            first = self._measure_first(steps, initial, traced=traced, weighed=weighed)
+        slots = self._slots
+        assert slots is not None
+        shelves = _shelves(self._store, steps, two_tiers=False) if traced else None
+        run: Run = LoopRun(steps, initial, 0, first=first, watcher=watcher, shelves=shelves)
+
+        def goes_on(state: Any) -> bool:
+            answer = bool(self._goes_on(state))
+            if run.evaluations == 0:  # a re-run starts after the condition has drawn its numbers
+                run.initial = steps.now(initial)
+            return answer
+
+        placement = Online(slots).forward()
+        final, _ = _closing(run, lambda: run.forward_while(placement, goes_on))
+        return run, final
+
+    def back(self, run: Run, final: Any, seeds: Any) -> Any:
+        assert self._slots is not None
+        way_back = Online(self._slots).backward(run.steps, run.positions)
+        if run.verbs.is_random:  # type: ignore[attr-defined]
+            self._replay.append(self._goes_on)
+        try:
+            return _closing(run, lambda: run.backward(seeds, way_back, final), anyway=True)
+        finally:
+            self._replay.clear()
+
+    def _measure_first(
+        self,
+        steps: LoopSteps[Any, Any],
+        initial: Any,
+        *,
+        traced: bool,
+        weighed: Callable[[Measured], None] | None,
+    ) -> Any:
+        state_bytes = _stored_bytes(self._store, steps, initial)
+        if not traced or not self._goes_on(steps.resume(initial)):
+            if self._slots is None:
+                assert self._budget is not None
+                self._slots = parse_budget(self._budget, whole=0) // state_bytes
+            return None
+        first, measured = steps.measure(initial, exactly=self._slots is None)
+        if weighed:
+            weighed(measured)
+        if self._slots is None:
+            budget = parse_memory(self._budget, 1, measured)
+            self._slots = (budget - measured.working_bytes) // state_bytes
+        return first
+
+
+def _shelves(store: Store, steps: LoopSteps[Any, Any], *, two_tiers: bool) -> Mapping[Tier, Shelf]:
+    if isinstance(store, MemoryStore):
+        return {}  # states rest as they are
+    shelf = store.open(steps.arrays)
+    if not shelf.exact:
+        steps.expect_rounding()
+    return {Tier.DISK if two_tiers else Tier.MEMORY: shelf}
+
+
+def _stored_bytes(store: Store, steps: LoopSteps[Any, Any], held: Any) -> int:
+    """Weigh a state as the store holds it."""
+    if isinstance(store, MemoryStore) or store.on_disk:
+        return steps.state_bytes(held)
+    shelf = store.open(steps.arrays)
+    try:
+        shelf.put(0, steps.apart(held)[0])
+        return max(1, shelf.nbytes)
+    finally:
+        shelf.close()
+
+
+Result = TypeVar("Result")
+
+
+def _closing(run: Run, call: Callable[[], Result], *, anyway: bool = False) -> Result:
+    """Leave nothing behind if a call fails; `anyway`: also if it does not."""
+    try:
+        result = call()
+    except BaseException:
+        run.close()
+        raise
+    if anyway:
+        run.close()
+    return result
