@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
+from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ...errors import RecomputeMismatchError, UnsupportedError
+from ...errors import UnsupportedError
 from .reach import Reach
 
 __all__ = ["Captures", "mark_as_own"]
@@ -54,6 +55,9 @@ class Captures:
             if self._mode is not None:
                 self._mode.start = self._start
 
+    def __len__(self) -> int:
+        return len(self._table.sources)
+
     @property
     def sources(self) -> list[Tensor]:
         """The tensors as the caller knows them, in the order in which steps met them."""
@@ -77,6 +81,24 @@ class Captures:
         behind = {leaf.grad_fn for leaf in given}
         return self._walk(ends, own, step, behind, self._start)
 
+    def release(self, leaves: int) -> None:
+        """Forget those that were met since there were so many, and that nobody else refers to.
+
+        To be called when the graph of a step is gone: a leaf that the step has made for itself is
+        gone then, and nobody can ask for its gradient.
+        """
+        table = self._table
+        met = [
+            (ref(source), ref(leaf))
+            for source, leaf in zip(table.sources[leaves:], table.leaves[leaves:], strict=True)
+        ]
+        table.numbers = {key: number for key, number in table.numbers.items() if number < leaves}
+        del table.leaves[leaves:], table.sources[leaves:]
+        for source, leaf in met:
+            living = source(), leaf()
+            if living[0] is not None and living[1] is not None:
+                table.add(living[0], living[1])
+
     def used_by(self, ends: list[Tensor], own: set[int], step: int) -> list[int]:
         """Return the numbers of those that a graph leads to; `own` are ids of its own leaves."""
         return self._walk(ends, own, step, set(), 0)
@@ -91,7 +113,7 @@ class Captures:
             node = end.grad_fn
             if node is None:
                 if end.requires_grad and id(end) not in own:
-                    found[self._number(end, step)] = None
+                    self._meet(end, step, found)
             elif node not in seen:
                 seen.add(node)
                 nodes.append(node)
@@ -108,7 +130,7 @@ class Captures:
                 if type(below) is not _AccumulateGrad:
                     nodes.append(below)
                 elif id(below.variable) not in own:
-                    found[self._number(below.variable, step)] = None
+                    self._meet(below.variable, step, found)
         return list(found)
 
     def complete(self) -> None:
@@ -128,19 +150,16 @@ class Captures:
                     "or after the backward pass"
                 )
 
-    def _number(self, leaf: Tensor, step: int) -> int:
+    def _meet(self, leaf: Tensor, step: int, found: dict[int, None]) -> None:
+        """Note a leaf that is not the step's own."""
         number = self._table.numbers.get(id(leaf))
-        if number is not None:
-            return number
-        if hasattr(leaf, "_remat_step"):
-            _refuse(step, "made by an earlier step and put aside")
-        if self._table.is_complete:
-            raise RecomputeMismatchError(
-                f"step {step} was run again and uses a tensor of shape {list(leaf.shape)} that "
-                "requires grad and that no step had used before. The step does not repeat itself; "
-                "make it a function of its state"
-            )
-        return self._table.add(leaf, leaf)
+        if number is None:
+            if hasattr(leaf, "_remat_step"):
+                _refuse(step, "made by an earlier step and put aside")
+            if self._table.is_complete:
+                return  # a leaf that the step has made for itself
+            number = self._table.add(leaf, leaf)
+        found[number] = None
 
 
 class _StandIns(TorchFunctionMode):

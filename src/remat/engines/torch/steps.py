@@ -109,12 +109,15 @@ class Steps:
             own, inputs = self._own(state), self.inputs.take(step)
             is_new = step >= self._reached
             results, outputs = self._run(own, inputs, step, is_new=is_new)
+            known = len(self.captures)
             if is_new:
                 self._search(results + outputs, own + inputs, step)
             if outputs:
                 self.outputs.keep(outputs, step)
             state = _state_of(results)
             del own, inputs, results, outputs  # and with them the graph
+            if len(self.captures) > known:
+                self.captures.release(known)
         self.seconds += time.perf_counter() - started
         return state
 
@@ -239,13 +242,10 @@ class Steps:
         if self._works_in_place:
             copies = {id(leaf): leaf.clone() for leaf in given if isinstance(leaf, Tensor)}
             given = [copies.get(id(leaf), leaf) for leaf in given]
-        x = None
-        if self._single:
-            state = given[0]
-        else:
-            state = trees.unflatten(self.structure, given[: len(own)])
+        count, x = len(own), None
+        state = given[0] if self._single else trees.unflatten(self.structure, given[:count])
         if self.inputs.structure is not None:
-            x = trees.unflatten(self.inputs.structure, given[len(own) :])
+            x = trees.unflatten(self.inputs.structure, given[count:])
         try:
             if is_new and (self.effects.watches_all or not self._reached):
                 with self._watched(given):
