@@ -275,7 +275,8 @@ class _Tie(torch.autograd.Function):
         with torch.no_grad():
             found = ctx.body.back(gradients)
         if torch.is_grad_enabled():  # create_graph=True: what was found has no history
-            found = [_NoFurther.apply(g, *_present(gradients)) for g in found]
+            anchor = torch.zeros((), requires_grad=True)
+            found = [None if g is None else _NoFurther.apply(g, anchor) for g in found]
         return None, None, *found
 
 
@@ -283,8 +284,8 @@ class _NoFurther(torch.autograd.Function):
     """A gradient that cannot be differentiated again."""
 
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor | None, *anchors: Tensor) -> Tensor | None:
-        return None if gradient is None else gradient.detach()
+    def forward(ctx: Any, gradient: Tensor, anchor: Tensor) -> Tensor:
+        return gradient.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -345,10 +346,6 @@ def _shown(leaf: Any, anchor: Tensor | None) -> Any:
 def _devices() -> list[str]:
     accelerator = torch.accelerator.current_accelerator()
     return ["cpu"] if accelerator is None else ["cpu", accelerator.type]
-
-
-def _present(gradients: Sequence[Tensor | None]) -> list[Tensor]:
-    return [gradient for gradient in gradients if gradient is not None]
 
 
 def _check_state(leaves: list[Any]) -> None:
