@@ -105,7 +105,8 @@ class KnownLength:
     ) -> tuple[Run, Any]:
         options, first = self._options, None
         if not traced:
-            run: Run = LoopRun(steps, initial, options.steps, watcher=watcher)
+            shelves = _shelves(options.store, steps, two_tiers=False) if options.is_planned else {}
+            run: Run = LoopRun(steps, initial, options.steps, watcher=watcher, shelves=shelves)
             return run, run.forward(options.sweep(steps.state_bytes(initial)))
         if self._schedule is None:
             first = self._choose(steps, initial, weighed)
