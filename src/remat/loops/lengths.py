@@ -43,6 +43,11 @@ class LoopSteps(Verbs[Any, Held, Recorded, Any], Protocol[Held, Recorded]):
         ...
 
     @property
+    def needs_gradients(self) -> bool:
+        """Whether anybody can go back: step 0 has shown it."""
+        ...
+
+    @property
     def is_random(self) -> bool:
         """Whether random numbers were drawn on the way ahead."""
         ...
@@ -111,6 +116,9 @@ class KnownLength:
         if self._schedule is None:
             first = self._choose(steps, initial, weighed)
         assert self._schedule is not None
+        if not steps.needs_gradients:
+            run = LoopRun(steps, initial, options.steps, first=first, watcher=watcher)
+            return run, run.forward(options.sweep(steps.state_bytes(initial)))
         shelves = _shelves(options.store, steps, two_tiers=options.has_two_tiers)
         run = LoopRun(steps, initial, options.steps, first=first, watcher=watcher, shelves=shelves)
         return run, _closing(run, lambda: run.forward(self._schedule))  # type: ignore[arg-type]

@@ -168,6 +168,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         self._resumed_from = 0
         self._actions: Iterator[Action] = iter(())
         self._last: Recorded | None = None
+        self.goes_back = False  # whether the way ahead was one that a way back can follow
 
     @property
     def positions(self) -> list[int]:
@@ -206,6 +207,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         for action in self._actions:
             if isinstance(action, Backward):
                 self._last = self._recorded(action.step)
+                self.goes_back = True
                 return self.verbs.after(self._last)
             self._act(action)
         return self._put_to_rest()  # nobody goes back: the loop ends where the actions end
@@ -215,7 +217,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
     ) -> tuple[Held, int]:
         """Run until `goes_on` says no; return the final state and the number of steps."""
         self._load(0, Tier.CALLER)
-        self.steps = 0
+        self.steps, self.goes_back = 0, True
         if not goes_on(self._wake_up()):
             return self._put_to_rest(), 0
         for action in placement:

@@ -64,6 +64,7 @@ class Steps:
     """
 
     arrays: Arrays = NumpyArrays()
+    needs_gradients = True  # or it would not have come this far
 
     def __init__(
         self,

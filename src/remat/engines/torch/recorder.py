@@ -12,12 +12,14 @@ import itertools
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ...errors import UnsupportedError
 from .kinds import Kind, is_ordinary, kind_of, kinds
@@ -38,7 +40,7 @@ from .regions import Handle, Region, unpack
 from .replay import flat
 from .watch import WatchedHandle
 
-__all__ = ["Recorder", "recorder_of_this_thread"]
+__all__ = ["Recorder", "recorder_of_this_thread", "without_recorder"]
 
 
 class Recorder(TorchDispatchMode):
@@ -472,6 +474,29 @@ class Recorder(TorchDispatchMode):
             if not state.outside:
                 self._keep(state, tensor)
                 state.held_version = state.version
+
+
+@contextmanager
+def without_recorder() -> Iterator[None]:
+    """Run code that the regions of this thread do not see; regions inside are regions of their own.
+
+    A loop keeps its own books: to a region around it, what it makes comes from outside.
+    """
+    outer = recorder_of_this_thread()
+    if not outer.opened and not outer.idle:
+        yield
+        return
+    _threads.recorder = Recorder()
+    covered = outer._hooks_are_covered() if outer.opened else True
+    if not covered:
+        _pop_hooks()
+    try:
+        with _disable_current_modes() if outer.opened else nullcontext():
+            yield
+    finally:
+        if not covered:
+            _push_hooks(outer._hook, unpack)
+        _threads.recorder = outer
 
 
 def recorder_of_this_thread() -> Recorder:

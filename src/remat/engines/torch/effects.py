@@ -1,0 +1,188 @@
+"""What steps do beside returning a state: writes to tensors from outside, and random numbers.
+
+What steps write to (the statistics of batch normalisation, say) is part of the state, although
+nobody says so; the same goes for the generators that they draw from. The first step is watched op
+by op. So are the others on the way ahead, if the step reaches modules with buffers; if not, the
+versions of tensors in reach tell at the end whether something was missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...errors import UnsupportedError
+from .kinds import Kind, is_ordinary, kind_of
+from .randomness import generator_of
+from .reach import Reach
+from .replay import flat
+
+__all__ = ["Around", "Effects", "StepWatch"]
+
+
+class Around(NamedTuple):
+    """What belongs to a state although the step does not say so."""
+
+    generators: dict[torch.Generator, Tensor]  # where they stand
+    written: dict[int, Tensor]  # the values of tensors from outside, by id
+
+
+class Effects:
+    """Generators and tensors from outside that the steps of a loop use."""
+
+    def __init__(self, reach: Reach) -> None:
+        self.watches_all = reach.has_buffers
+        self._generators = _default_generators()
+        self._written: dict[int, Tensor] = {}
+        self._first = Around({}, {})  # what each was before any step touched it
+        self._known = Around({}, {})  # what each was when it was last looked at
+        self._versions = [(tensor, tensor._version) for tensor in reach.tensors]
+        self.around()
+
+    @property
+    def is_random(self) -> bool:
+        return bool(self._generators)
+
+    def saw(self, watch: StepWatch) -> None:
+        """Take note of what a step has shown."""
+        for key, (tensor, before) in watch.written.items():
+            if key not in self._written:
+                self._written[key] = tensor
+                self._first.written[key] = self._known.written[key] = before
+        for generator, state in watch.generators.items():
+            if generator not in self._generators:
+                self._generators.append(generator)
+                self._first.generators[generator] = state
+                self._known.generators[generator] = state
+
+    def complete(self, began: Around) -> None:
+        """Take note that all steps have been run; leave alone what none has touched."""
+        for tensor, version in self._versions:
+            if tensor._version != version and id(tensor) not in self._written:
+                raise UnsupportedError(
+                    f"a step wrote to a tensor of shape {list(tensor.shape)} that it closes over, "
+                    "which step 0 did not do, so that its earlier values are lost. Keep it in the "
+                    "state, register it as a buffer of a module, or write to it in step 0, too"
+                )
+        self._versions = []
+        self.around()
+        now, then = self._known.generators, {**self._first.generators, **began.generators}
+        self._generators = [g for g in self._generators if now[g] is not then[g]]
+        self._known = Around({g: now[g] for g in self._generators}, self._known.written)
+
+    def around(self) -> Around:
+        """Return how all of it is now; what did not change is the same object as before."""
+        generators, written = self._known
+        for generator in self._generators:
+            state = generator.get_state()
+            if generator not in generators or not torch.equal(state, generators[generator]):
+                generators[generator] = state
+        for key, tensor in self._written.items():
+            value = tensor.detach()
+            if not torch.equal(value, written[key]):
+                written[key] = value.clone()
+        return Around(dict(generators), dict(written))
+
+    def go_to(self, around: Around) -> None:
+        """Set all of it as it was then."""
+        generators, written = self._known
+        for generator in self._generators:
+            state = around.generators.get(generator)
+            state = self._first.generators[generator] if state is None else state
+            generator.set_state(state)
+            generators[generator] = state
+        for key, tensor in self._written.items():
+            value = around.written.get(key)
+            value = self._first.written[key] if value is None else value
+            with torch.no_grad(), _unsafe_preserve_version_counter(tensor):
+                tensor.copy_(value)
+            written[key] = value
+
+
+class StepWatch(TorchDispatchMode):
+    """Watches a step op by op: memory that it makes, what it writes to and draws from."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, given: Iterable[Any]) -> None:
+        super().__init__()
+        self.peak_bytes = 0
+        self.works_in_place = False  # on what it was given
+        self.written: dict[int, tuple[Tensor, Tensor]] = {}  # by id: a tensor, what it was before
+        self.generators: dict[torch.Generator, Tensor] = {}  # and where they stood
+        self._given = {_address(value) for value in given}
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}  # by address: a storage, its bytes
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    @property
+    def live_bytes(self) -> int:
+        """Weigh what was made and is still there."""
+        self._made = {k: made for k, made in self._made.items() if not made[0].expired()}
+        return sum(nbytes for _, nbytes in self._made.values())
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        kind = kind_of(func)
+        self._before(kind, args, kwargs)
+        out = kind.call(*args, **kwargs)
+        known = {_NOWHERE, *(_address(value) for value in flat((*args, *kwargs.values())))}
+        for tensor in flat(out):
+            if isinstance(tensor, Tensor) and (address := _address(tensor)) not in known:
+                storage = tensor.untyped_storage()
+                self._made[address] = StorageWeakRef(storage), storage.nbytes()
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        return out
+
+    def _before(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if kind.random and kind.draws(args, kwargs):
+            generator = generator_of(args, kwargs)
+            if generator not in self.generators:
+                self.generators[generator] = generator.get_state()
+        numbers = kind.writes
+        if kind.hidden_writes is not None and args[kind.hidden_writes[1]]:
+            numbers = (*numbers, *kind.hidden_writes[0])
+        for key in numbers:
+            value = kwargs.get(key) if isinstance(key, str) else args[key : key + 1]
+            for tensor in flat(value):
+                if isinstance(tensor, Tensor) and id(tensor) not in self.written:
+                    self._before_write(tensor)
+
+    def _before_write(self, tensor: Tensor) -> None:
+        address = _address(tensor)
+        made = self._made.get(address)
+        if made is not None and not made[0].expired():
+            return
+        if address in self._given:
+            self.works_in_place = True
+        elif address != _NOWHERE:
+            self.written[id(tensor)] = tensor, tensor.detach().clone()
+
+
+_NOWHERE = 0
+
+
+def _address(value: Any) -> int:
+    """Return where the storage of a tensor is."""
+    if not isinstance(value, Tensor) or not is_ordinary(value):
+        return _NOWHERE
+    address: int = value.untyped_storage()._cdata
+    return address
+
+
+def _default_generators() -> list[torch.Generator]:
+    """Return those of the devices in use."""
+    found = [torch.default_generator]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found += torch.cuda.default_generators
+    return found

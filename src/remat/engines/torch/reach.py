@@ -1,0 +1,79 @@
+"""What the functions of a loop reach: closures, globals, what lies in objects.
+
+It is a guess at what they use, good enough to know what to look out for.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Iterator, Sequence
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Reach"]
+
+_FAR = 20_000  # objects; who reaches more may reach anything
+
+
+class Reach:
+    """Tensors in reach that require no grad, and whether there is more to look out for."""
+
+    def __init__(self, functions: Sequence[Any]) -> None:
+        self.tensors: list[Tensor] = []
+        self.has_graphs = False  # a tensor that is part of a graph
+        self.has_buffers = False  # a module with buffers
+        seen: set[int] = set()
+        stack = list(functions)
+        while stack:
+            value = stack.pop()
+            if id(value) in seen or isinstance(value, _NOTHING_INSIDE):
+                continue
+            seen.add(id(value))
+            if isinstance(value, Tensor):
+                self._meet(value)
+            elif len(seen) > _FAR:
+                self.has_graphs = self.has_buffers = True
+                return
+            else:
+                if isinstance(value, torch.nn.Module) and value._buffers:
+                    self.has_buffers = True
+                stack += _referents(value)
+
+    def _meet(self, tensor: Tensor) -> None:
+        if tensor.grad_fn is not None:
+            self.has_graphs = True
+        elif not (tensor.requires_grad or tensor.is_inference()):
+            self.tensors.append(tensor)
+
+
+_NOTHING_INSIDE = (type, str, bytes, int, float, complex, ModuleType, CodeType, torch.dtype)
+
+
+def _referents(value: Any) -> list[Any]:
+    if isinstance(value, FunctionType):
+        names = list(_names(value.__code__))
+        found = [value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__]
+        for name in names:
+            named = value.__globals__.get(name)
+            if isinstance(named, ModuleType):  # of what a module holds, what the code may ask for
+                found += [vars(named)[n] for n in names if n in vars(named)]
+            else:
+                found.append(named)
+        return found
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    return gc.get_referents(value)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Generate the names of globals and attributes in a function, and in those inside of it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

@@ -1,0 +1,543 @@
+"""The steps of a loop on tensors: the verbs that the loop runner asks for.
+
+A step always runs in the same way, whether its tape is kept or not: with gradients on, over
+leaves of its own that require grad exactly where they would in the plain loop. So a step that looks
+at such things, or kernels that do, repeat themselves bit for bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import trees
+from ...errors import RecomputeMismatchError, UnsupportedError
+from ...loops import Measured
+from ...stores import Arrays
+from .arrays import TorchArrays
+from .captures import Captures
+from .effects import Around, Effects, StepWatch
+from .reach import Reach
+
+__all__ = ["Gradients", "HeldState", "LiveState", "Outputs", "PerStep", "RecordedStep", "Steps"]
+
+Gradients = list[Tensor | None]  # one for each leaf of the state; None is zero
+
+
+class LiveState(NamedTuple):
+    """A state between two steps: its leaves, without history, and which of them had one."""
+
+    leaves: list[Any]
+    tracked: list[bool]
+
+
+class HeldState(NamedTuple):
+    """A state at rest, and what belongs to it."""
+
+    leaves: list[Any]
+    tracked: list[bool]
+    versions: list[int]
+    around: Around
+
+
+class RecordedStep(NamedTuple):
+    """A step with its tape, which is the graph behind its results."""
+
+    own: list[Any]  # leaves of its graph: state and input
+    results: list[Any]  # state and output
+    used: list[int]  # numbers of captures
+    before: HeldState
+    after: HeldState
+
+
+class Steps:
+    """A loop body over tensors: runs, records and goes back through single steps.
+
+    `call(state, x)` returns the next state and an output (None for plain loops).
+    """
+
+    arrays: Arrays = TorchArrays()
+
+    def __init__(
+        self,
+        call: Callable[[Any, Any], tuple[Any, Any]],
+        structure: trees.Structure,
+        reach: Reach,
+        inputs: PerStep,
+        outputs: Outputs,
+    ) -> None:
+        self.call = call
+        self.structure = structure
+        self.captures = Captures(reach)
+        self.effects = Effects(reach)
+        self.inputs = inputs
+        self.outputs = outputs
+        self.plain_bytes = 0  # what a step adds to a plain pass, if it was measured
+        self.seconds = 0.0  # that steps have taken, without the way back through them
+        self._works_in_place = True  # until the first step shows that it does not
+        self._watch: StepWatch | None = None  # of the first step
+        self._reached = 0  # how far the loop was ever run
+        self._single = structure.is_leaf()
+        self._needs_gradients = False
+        self.start_gradients()
+
+    def start_gradients(self) -> None:
+        """Forget the gradients gathered so far."""
+        self.sums = Sums()
+        self.inputs.start_gradients()
+
+    # -- verbs ---------------------------------------------------------------------------------
+
+    def initial(self, leaves: list[Any], tracked: list[bool]) -> HeldState:
+        """Return the state that the loop starts from."""
+        state = self._held(leaves, tracked)
+        self._needs_gradients = any(tracked) or any(self.inputs.tracked)
+        return state
+
+    def advance(self, state: LiveState, start: int, stop: int) -> LiveState:
+        started = time.perf_counter()
+        for step in range(start, stop):
+            own, results, _ = self._run(state, step)
+            state = self._state_of(results)
+            del own, results  # and with them the graph
+        self.seconds += time.perf_counter() - started
+        return state
+
+    def hold(self, state: LiveState) -> HeldState:
+        # No copy: nobody writes to a state, or a step that works in place gets copies.
+        return self._held(state.leaves, state.tracked)
+
+    rest = hold
+
+    def resume(self, held: HeldState) -> LiveState:
+        self._go_to(held)
+        return LiveState(held.leaves, held.tracked)
+
+    def record(self, held: HeldState, step: int) -> RecordedStep:
+        started = time.perf_counter()
+        self._go_to(held)
+        own, results, used = self._run(held, step)
+        after = self._state_of(results)
+        self.seconds += time.perf_counter() - started
+        return RecordedStep(own, results, used, held, self._held(*after))
+
+    def before(self, recorded: RecordedStep) -> HeldState:
+        return recorded.before
+
+    def after(self, recorded: RecordedStep) -> HeldState:
+        return recorded.after
+
+    def step_back(self, recorded: RecordedStep, gradient: Gradients, step: int) -> Gradients:
+        own, results, used = recorded.own, recorded.results, recorded.used
+        ends, seeds = [], []
+        for end, seed in zip(results, gradient + self.outputs.seeds(step), strict=True):
+            if seed is not None and isinstance(end, Tensor) and end.requires_grad:
+                ends.append(end)
+                seeds.append(seed)
+        wanted = _differentiable(own)
+        leaves = [*wanted.values(), *(self.captures.leaves[number] for number in used)]
+        found: Sequence[Tensor | None] = [None] * len(leaves)
+        if ends and leaves:
+            found = torch.autograd.grad(ends, leaves, seeds, allow_unused=True)
+        for number, part in zip(used, found[len(wanted) :], strict=True):
+            self.sums.add(number, part)
+        gradients: Gradients = [None] * len(own)
+        for place, part in zip(wanted, found, strict=False):
+            gradients[place] = part
+        count = len(gradient)
+        self.inputs.gather(step, gradients[count:])
+        return gradients[:count]
+
+    def difference(self, one: HeldState, other: HeldState) -> str | None:
+        for i, (a, b) in enumerate(zip(one.leaves, other.leaves, strict=True)):
+            words = difference_of(a, b)
+            if words:
+                name = trees.paths(trees.unflatten(self.structure, other.leaves))[i]
+                return f"state{name} {words}"
+        return None
+
+    def apart(self, held: HeldState) -> tuple[list[Any], Any]:
+        return held.leaves, (held.tracked, held.around)
+
+    def together(self, leaves: list[Any], rest: Any) -> HeldState:
+        tracked, around = rest
+        return HeldState(leaves, tracked, _versions(leaves), around)
+
+    def now(self, held: HeldState) -> HeldState:
+        return self._held(held.leaves, held.tracked)
+
+    @property
+    def needs_gradients(self) -> bool:
+        return self._needs_gradients
+
+    @property
+    def is_random(self) -> bool:
+        return self.effects.is_random
+
+    def expect_rounding(self) -> None:
+        self.outputs.are_compared = False
+
+    def settle(self) -> None:
+        """Nothing is left to find out: later steps are searched like the first one."""
+
+    def state_bytes(self, held: HeldState) -> int:
+        return max(1, sum(map(self.arrays.nbytes, held.leaves)))
+
+    # -- a run of a step -----------------------------------------------------------------------
+
+    def _run(
+        self, state: LiveState | HeldState, step: int
+    ) -> tuple[list[Any], list[Any], list[int]]:
+        """Run a step; return its own leaves, its results with their graph, and what it uses."""
+        is_new = step >= self._reached
+        is_watched = is_new and (self.effects.watches_all or not self._reached)
+        start = self.captures.begin_step() if is_new else 0
+        own, given = self._given(state, step)
+        count = len(state.leaves)
+        versions = _versions(own)
+        try:
+            with self._watched(given) if is_watched else nullcontext():
+                new, output = self.call(
+                    given[0] if self._single else trees.unflatten(self.structure, given[:count]),
+                    self.inputs.whole(given[count:]),
+                )
+        except Exception as error:
+            error.add_note(f"raised in step {step} of a loop that remat runs")
+            raise
+        if _versions(own) != versions:
+            raise UnsupportedError(
+                f"step {step} writes to its state or to its input in place, which step 0 did not "
+                "do; write to a copy (x = x + 1 instead of x += 1), or do so in every step"
+            )
+        results = self._checked(new, step) + self.outputs.flat(output)
+        tensors = [result for result in results if isinstance(result, Tensor)]
+        mine = {id(leaf) for leaf in own}
+        used = self.captures.used_by(tensors, mine, step, start)
+        if not self._reached:
+            self._needs_gradients |= any(tensor.requires_grad for tensor in tensors)
+        self.outputs.keep(results[count:], step)
+        if is_new:
+            self._reached = step + 1
+        return own, results, used
+
+    def _given(self, state: LiveState | HeldState, step: int) -> tuple[list[Any], list[Any]]:
+        """Return leaves for a step's graph, and what the step gets: those, or copies of them."""
+        own: list[Any] = []
+        known: dict[int, Any] = {}  # what is one tensor stays one tensor
+        for leaf, tracked in zip(state.leaves, state.tracked, strict=True):
+            if not isinstance(leaf, Tensor):
+                own.append(leaf)
+                continue
+            mine = known.get(id(leaf))
+            if mine is None:
+                mine = known[id(leaf)] = leaf.detach()
+                if tracked:
+                    mine.requires_grad_()
+            own.append(mine)
+        own += self.inputs.take(step)
+        if not self._works_in_place:
+            return own, own
+        copies = {id(leaf): leaf.clone() for leaf in own if isinstance(leaf, Tensor)}
+        return own, [copies.get(id(leaf), leaf) for leaf in own]
+
+    def _watched(self, given: list[Any]) -> AbstractContextManager[Any]:
+        """Watch the very first run of a step, or those of all steps on the way ahead."""
+        watch = StepWatch(given)
+        if not self._reached:
+            self._watch = watch
+        return _Watching(self, watch)
+
+    def saw(self, watch: StepWatch) -> None:
+        """Take note of what a step has shown."""
+        if watch is self._watch:
+            self._works_in_place = watch.works_in_place
+        self.effects.saw(watch)
+
+    def _checked(self, state: Any, step: int) -> list[Any]:
+        if self._single and isinstance(state, Tensor):
+            return [state]
+        leaves, structure = trees.flatten(state)
+        if structure != self.structure:
+            raise TypeError(
+                f"step {step} returned a state of another structure than it got: "
+                f"{_show(structure)} instead of {_show(self.structure)}"
+            )
+        return leaves
+
+    def _state_of(self, results: list[Any]) -> LiveState:
+        count = self.structure.num_leaves
+        leaves, tracked = [], []
+        known: dict[int, Any] = {}
+        for result in results[:count]:
+            if isinstance(result, Tensor):
+                leaf = known.get(id(result))
+                if leaf is None:
+                    leaf = known[id(result)] = _compact(result.detach())
+                leaves.append(leaf)
+                tracked.append(result.requires_grad)
+            else:
+                leaves.append(result)
+                tracked.append(False)
+        return LiveState(leaves, tracked)
+
+    # -- what belongs to a state ---------------------------------------------------------------
+
+    def _held(self, leaves: list[Any], tracked: list[bool]) -> HeldState:
+        return HeldState(leaves, tracked, _versions(leaves), self.effects.around())
+
+    def _go_to(self, held: HeldState) -> None:
+        if _versions(held.leaves) != held.versions:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                "inplace operation: a state that a checkpointed loop holds was written to since; "
+                "write to a copy, or after the backward pass"
+            )
+        if self._reached:
+            self.effects.go_to(held.around)
+
+    # -- measuring -----------------------------------------------------------------------------
+
+    def measure(self, initial: HeldState, *, exactly: bool) -> tuple[RecordedStep, Measured]:
+        """Record step 0 and weigh it: the memory it leaves behind is its tape.
+
+        What a pass needs beside its checkpoints is estimated, or, `exactly`, tried out.
+        """
+        state_bytes = self.state_bytes(initial)
+        recorded = self.record(initial, 0)
+        first = self._watch
+        assert first is not None
+        made = max(first.live_bytes, state_bytes)
+        self.plain_bytes = made
+        captured = sum(map(self.arrays.nbytes, self.captures.sources))
+        if exactly:
+            peak = self._trial(recorded, first) + 2 * captured
+        else:
+            peak = state_bytes + 2 * made + 3 * captured
+        # Beside going back through a step: the working state, the state to compare with, and, in
+        # the hands of whoever differentiates, the final state and its gradient.
+        working = 4 * state_bytes + peak + peak // 4
+        return recorded, Measured(state_bytes, made + state_bytes, working)
+
+    def _trial(self, recorded: RecordedStep, first: StepWatch) -> int:
+        """Go back through a step for nothing, and return the peak."""
+        ends = [r for r in recorded.results if isinstance(r, Tensor) and r.requires_grad]
+        wanted = [*_differentiable(recorded.own).values()]
+        wanted += [self.captures.leaves[number] for number in recorded.used]
+        if ends and wanted:
+            with first:
+                seeds = [torch.zeros_like(end) for end in ends]
+                torch.autograd.grad(ends, wanted, seeds, retain_graph=True, allow_unused=True)
+        return first.peak_bytes
+
+
+class _Watching:
+    """A run of a step that is watched: afterwards the watch is asked what it has seen."""
+
+    def __init__(self, steps: Steps, watch: StepWatch) -> None:
+        self._steps = steps
+        self._watch = watch
+
+    def __enter__(self) -> None:
+        self._watch.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._watch.__exit__(*error)
+        self._steps.saw(self._watch)
+
+
+class Sums:
+    """Gradients of captures, added up from step to step."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, Tensor] = {}
+        self._ours: set[int] = set()  # made here, so they can be added to
+
+    def add(self, number: int, part: Tensor | None) -> None:
+        if part is None:
+            return
+        total = self._sums.get(number)
+        if total is None:
+            self._sums[number] = part
+        elif number in self._ours and total.layout is part.layout is torch.strided:
+            total.add_(part)
+        else:
+            self._sums[number] = total + part
+            self._ours.add(number)
+
+    def get(self, number: int) -> Tensor | None:
+        return self._sums.get(number)
+
+
+class PerStep:
+    """What a scan hands to each step: the entries of `xs` along the first axis."""
+
+    def __init__(self, leaves: list[Any], structure: trees.Structure | None) -> None:
+        self.leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.tracked = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
+        self.structure = structure
+        self.gradients: list[Tensor | None] = []
+
+    def take(self, step: int) -> list[Any]:
+        """Return the entries of a step, as leaves of its graph."""
+        return [
+            leaf[step].requires_grad_() if tracked else leaf[step]
+            for leaf, tracked in zip(self.leaves, self.tracked, strict=True)
+        ]
+
+    def whole(self, entries: list[Any]) -> Any:
+        return None if self.structure is None else trees.unflatten(self.structure, entries)
+
+    def start_gradients(self) -> None:
+        self.gradients = [None] * len(self.leaves)
+
+    def gather(self, step: int, gradients: list[Tensor | None]) -> None:
+        for i, gradient in enumerate(gradients):
+            if gradient is not None:
+                total = self.gradients[i]
+                if total is None:
+                    total = self.gradients[i] = torch.zeros_like(self.leaves[i])
+                total[step] = gradient
+
+
+class Outputs:
+    """What a scan collects from each step, and the gradients that come back to it."""
+
+    def __init__(self, steps: int, *, wanted: bool) -> None:
+        self.steps = steps
+        self.wanted = wanted
+        self.are_compared = True  # when a step is run again
+        self.structure: trees.Structure | None = None
+        self.stacks: list[Tensor] = []
+        self.tracked: list[bool] = []
+        self.gradients: Sequence[Tensor | None] = ()
+        self._next = 0
+
+    def flat(self, output: Any) -> list[Any]:
+        if not self.wanted:
+            return []
+        leaves, structure = trees.flatten(output)
+        if self.structure is None:
+            self.structure = structure
+        elif structure != self.structure:
+            raise TypeError(
+                f"the output of a step has another structure than that of step 0: "
+                f"{_show(structure)} instead of {_show(self.structure)}"
+            )
+        return leaves
+
+    def keep(self, leaves: list[Any], step: int) -> None:
+        if not leaves:
+            return None
+        values = [torch.as_tensor(leaf).detach() for leaf in leaves]
+        if step != self._next:
+            return self._compare(values, step) if self.are_compared else None
+        self._next += 1
+        if step == 0:
+            self.tracked = [False] * len(leaves)
+            self.stacks = [value.new_empty((self.steps, *value.shape)) for value in values]
+        for i, (value, stack) in enumerate(zip(values, self.stacks, strict=True)):
+            if value.shape != stack.shape[1:]:
+                raise ValueError(
+                    f"the output of step {step} has shape {tuple(value.shape)}, that of step 0 had "
+                    f"{tuple(stack.shape[1:])}; outputs are stacked, so they must agree"
+                )
+            common = torch.promote_types(stack.dtype, value.dtype)
+            if common is not stack.dtype:
+                self.stacks[i] = stack.to(common)
+            with torch.no_grad():
+                self.stacks[i][step] = value
+            self.tracked[i] |= isinstance(leaves[i], Tensor) and leaves[i].requires_grad
+        return None
+
+    def _compare(self, values: list[Tensor], step: int) -> None:
+        """A step that is run again must give the output that it gave the first time."""
+        for stack, value in zip(self.stacks, values, strict=True):
+            words = difference_of(value.to(stack.dtype), stack[step])
+            if words:
+                raise RecomputeMismatchError(
+                    f"step {step} was run again and its output {words}. The step does not repeat "
+                    "itself: it reads something that changes between calls, or draws from a random "
+                    "generator that remat cannot see; make it a function of its state and input"
+                )
+
+    def seeds(self, step: int) -> list[Tensor | None]:
+        return [None if g is None else g[step] for g in self.gradients]
+
+
+def _versions(leaves: list[Any]) -> list[int]:
+    return [
+        leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0
+        for leaf in leaves
+    ]
+
+
+def _differentiable(own: list[Any]) -> dict[int, Tensor]:
+    """Return the leaves to differentiate by, each once, by their first place."""
+    seen: set[int] = set()
+    found = {}
+    for place, leaf in enumerate(own):
+        if isinstance(leaf, Tensor) and leaf.requires_grad and id(leaf) not in seen:
+            seen.add(id(leaf))
+            found[place] = leaf
+    return found
+
+
+_ALIGNED = 64  # bytes; kernels may sum in another order where memory begins elsewhere
+
+
+def _compact(leaf: Tensor) -> Tensor:
+    """Make the layout of a state independent of how it came about, and hold no more than it."""
+    if leaf.layout is not torch.strided or leaf.is_nested:
+        return leaf
+    if leaf.is_contiguous() and not leaf.storage_offset():
+        return leaf
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense.default(leaf)
+    if is_dense and not (leaf.storage_offset() * leaf.element_size()) % _ALIGNED:
+        return leaf
+    return leaf.clone(memory_format=torch.preserve_format)
+
+
+def _show(structure: trees.Structure) -> str:
+    return "a single leaf" if structure.is_leaf() else str(structure).removeprefix("PyTreeSpec")
+
+
+def difference_of(one: Any, other: Any) -> str | None:
+    """Compare bit for bit: NaNs are equal to themselves, 0.0 is not -0.0."""
+    if one is other:
+        return None
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        same = type(one) is type(other) and (one == other or str(one) == str(other) == "nan")
+        return None if same else f"is {one!r} instead of {other!r}"
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return (
+            f"is {one.dtype} of shape {tuple(one.shape)} instead of {other.dtype} of shape "
+            f"{tuple(other.shape)}"
+        )
+    if torch.equal(_bits(one), _bits(other)):
+        return None
+    wrong = one != other
+    count = int(wrong.sum())
+    if not count:
+        return "differs in the sign of a zero"
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    largest = float((one.to(wide) - other.to(wide)).abs().max())
+    return f"differs in {count} of {one.numel()} entries, by up to {largest:.3g}"
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Look at a tensor as integers, without a copy."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return tensor
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.resolve_neg().view(_INTEGERS[tensor.element_size()])
