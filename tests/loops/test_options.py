@@ -37,6 +37,11 @@ def test_a_schedule_is_run_as_it_is() -> None:
     assert options.choose(MEASURED) is options.choose(None) is schedule
 
 
+def test_a_schedule_for_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="schedule is for 5 steps, the loop has 6"):
+        LoopOptions(6, None, None, Given(5, (2,)))
+
+
 @pytest.mark.parametrize(
     ("schedule", "held"),
     [

@@ -100,9 +100,10 @@ class Activations:
 
 
 class PassStore:
-    """Where one pass over a chain puts its checkpoints: here, and on the way ahead among `held`.
+    """Where one pass over a chain puts its checkpoints: here and, on its way ahead, among `held`.
 
-    If a pass is run a second time, to go back twice, what is held has long become another pass's.
+    If the pass is run once more, because somebody goes back twice, what is held may be that of a
+    later pass, and is left alone.
     """
 
     on_disk = False
@@ -120,17 +121,20 @@ class PassStore:
         self.held: Activations | None = held
 
     def open(self, arrays: Arrays) -> _PassShelf:
-        held, self.held = self.held, None
-        return _PassShelf(self, arrays, held)
+        """Make a shelf for a run of the pass."""
+        return _PassShelf(self, arrays)
+
+    def end_way_ahead(self) -> None:
+        """Put nothing among what is held any more."""
+        self.held = None
 
 
 class _PassShelf:
-    def __init__(self, store: PassStore, arrays: Arrays, held: Activations | None) -> None:
+    def __init__(self, store: PassStore, arrays: Arrays) -> None:
         self.exact = store.store.open(arrays).exact
         self.error = 0.0
         self._store = store
         self._arrays = arrays
-        self._held = held
         self._own: dict[int, Activation] = {}
 
     @property
@@ -142,8 +146,8 @@ class _PassShelf:
         activation = Activation(layer, value, self._arrays, self._store.store)
         self.error = max(self.error, activation.error)
         self._own[key] = activation
-        if self._held is not None:
-            self._held.keep(layer, activation)
+        if self._store.held is not None:
+            self._store.held.keep(layer, activation)
 
     def get(self, key: int) -> list[Any]:
         return self._own[key].leaves()
@@ -159,7 +163,6 @@ class _PassShelf:
 
     def close(self) -> None:
         self._own.clear()
-        self._held = None
 
 
 def nbytes_of(activation: Any) -> int:

@@ -190,13 +190,9 @@ class ActivationCheckpointer:
             held.forget(number)  # of another pass
         positions = self._positions(numbers)
         layer_at = {position: numbers[position - 1] for position in positions}
-        options = LoopOptions(
-            steps,
-            num_checkpoints=None,
-            memory_budget=None,
-            schedule=Given(steps, tuple(p for p in positions if p < steps)),
-            store=PassStore(self._store, structure, layer_at, held),
-        )
+        schedule = Given(steps, tuple(p for p in positions if p < steps))
+        store = PassStore(self._store, structure, layer_at, held)
+        options = LoopOptions(steps, None, None, schedule, store)
         sizes = _Sizes()
         # Not a closure: engines look for what a step refers to in the parts of a `partial`, but
         # not into what this library defines.
@@ -204,6 +200,7 @@ class ActivationCheckpointer:
         try:
             final, _, _ = engine.run_loop(step, input, options, xs=np.arange(steps))
         finally:
+            store.end_way_ahead()
             for place, size in sizes.known.items():
                 held.passed(numbers[place], size)
         if steps in positions:

@@ -63,7 +63,11 @@ class LoopOptions:
         if self.num_checkpoints is not None:
             whole_number(self.num_checkpoints, "num_checkpoints")
         check_budget(self.num_checkpoints, self.memory_budget)
-        if self.is_planned:
+        if isinstance(self.schedule, Schedule):
+            if self.schedule.steps != self.steps:
+                raise ValueError(
+                    f"schedule is for {self.schedule.steps} steps, the loop has {self.steps}"
+                )
             return
         if self.schedule not in get_args(ScheduleName):
             names = ", ".join(map(repr, get_args(ScheduleName)))

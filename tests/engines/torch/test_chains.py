@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 
 import pytest
 import torch
@@ -142,6 +144,34 @@ def test_gradients_reach_tensors_that_are_parts_of_graphs() -> None:
     checkpointer = ActivationCheckpointer(CheckpointConfig(2))
     for one, other in zip(run(checkpointer.checkpointed_forward), run(by_hand), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_layers_that_write_to_their_input_are_refused_or_right() -> None:
+    x = x_of()
+    checkpointer = ActivationCheckpointer(CheckpointConfig(2))
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4))
+    with pytest.raises((RuntimeError, remat.UnsupportedError), match=r"in-place|in place"):
+        checkpointer.checkpointed_forward(x, net, call)
+    net = nn.Sequential(nn.LeakyReLU(inplace=True), *net, nn.LeakyReLU(inplace=True))
+    found = gradients(checkpointer.checkpointed_forward(x * 1, net, call), x, net)
+    assert_same(found, gradients(net(x * 1), x, net))
+
+
+def test_a_profiler_sees_what_a_pass_saves() -> None:
+    net, x = network(32), x_of(100)
+    checkpointer = ActivationCheckpointer(CheckpointConfig(6))
+    with remat.CheckpointProfiler() as profiler:
+        checkpointer.checkpointed_forward(x, net, call).sum().backward()
+    assert profiler.recompute_count() == 1
+    assert profiler.memory_saved() > 20 * x.nbytes
+
+
+def test_a_checkpointer_is_copied_with_what_it_holds() -> None:
+    checkpointer = ActivationCheckpointer(CheckpointConfig(2, use_mixed_precision=True))
+    checkpointer.checkpointed_forward(x_of(), network(5), call).sum().backward()
+    for other in (copy.deepcopy(checkpointer), pickle.loads(pickle.dumps(checkpointer))):
+        assert_same([other.get(2)], [checkpointer.get(2)])
+        assert repr(other) == repr(checkpointer)
 
 
 # -- what is held ------------------------------------------------------------------------------
