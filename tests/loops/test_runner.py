@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from remat import RecomputeMismatchError
 from remat.loops import LoopRun
@@ -17,8 +18,9 @@ from ..schedules.strategies import Limited, any_schedule, thorough
 class Counter:
     """Verbs over numbers; notes every evaluation as (kind, step)."""
 
-    def __init__(self, spoil: int | None = None) -> None:
+    def __init__(self, spoil: int | None = None, *, records_runs: bool = False) -> None:
         self.log: list[tuple[str, int]] = []
+        self.records_runs = records_runs
         self.spoil = spoil  # the evaluation whose result is off by 1000
 
     def _step(self, state: int, step: int, kind: str) -> int:
@@ -43,8 +45,12 @@ class Counter:
         assert isinstance(held, int)
         return [held]
 
-    def record(self, held, step):
-        return held, self._step(held, step, "tape")
+    def record(self, held, start, stop):
+        state = held
+        for step in range(start, stop):
+            state = self._step(state, step, "tape")
+        assert self.records_runs or stop == start + 1
+        return held, state
 
     def before(self, recorded):
         return recorded[0]
@@ -52,9 +58,10 @@ class Counter:
     def after(self, recorded):
         return recorded[1]
 
-    def step_back(self, recorded, gradient, step):
-        assert recorded[0] % 1000 == step
-        return [*gradient, step]
+    def step_back(self, recorded, gradient, start):
+        assert recorded[0] % 1000 == start
+        stop = recorded[1] % 1000
+        return [*gradient, *reversed(range(start, stop))]
 
     def difference(self, one, other):
         return None if one == other else f"{one} is not {other}"
@@ -88,16 +95,18 @@ class Watch:
         self.held.remove(("tape", step))
 
 
-@given(any_schedule)
+@given(any_schedule, st.booleans())
 @thorough
-def test_any_schedule_goes_back_through_every_step_once(drawn: Limited) -> None:
+def test_any_schedule_goes_back_through_every_step_once(drawn: Limited, records_runs) -> None:
     steps = drawn.schedule.steps
-    verbs, watch = Counter(), Watch()
+    verbs, watch = Counter(records_runs=records_runs), Watch()
     run = LoopRun(verbs, 0, steps, watcher=watch)
     final = run.forward(drawn.schedule)
     assert final == steps
-    # (The tape of the last step is at work, and not among the held ones.)
-    tapes = {*run._tapes, *([steps - 1] if steps else [])}
+    # (The last tape is at work, and not among the held ones.)
+    runs = [(start, last + 1) for last, (_, start) in run._tapes.items()]
+    runs += [(run._last[1], steps)] if steps else []
+    tapes = {step for start, stop in runs for step in range(start, stop)}
     assert watch.held == {*(("state", p) for p in run.positions), *(("tape", k) for k in tapes)}
     assert run.backward([]) == list(reversed(range(steps)))
     assert watch.held == set()
@@ -110,14 +119,14 @@ def test_any_schedule_goes_back_through_every_step_once(drawn: Limited) -> None:
     }
 
 
-@given(any_schedule)
+@given(any_schedule, st.booleans())
 @thorough
-def test_a_first_step_that_was_recorded_is_not_run_again(drawn: Limited) -> None:
+def test_a_first_step_that_was_recorded_is_not_run_again(drawn: Limited, records_runs) -> None:
     steps = drawn.schedule.steps
     if steps == 0:
         return
-    verbs = Counter()
-    first = verbs.record(0, 0)
+    verbs = Counter(records_runs=records_runs)
+    first = verbs.record(0, 0, 1)
     run = LoopRun(verbs, 0, steps, first=first)
     assert run.forward(drawn.schedule) == steps
     assert run.backward([]) == list(reversed(range(steps)))

@@ -40,7 +40,9 @@ def checkpoint(
     returned, so this is a decorator as well, with options or without.
 
     With `preserve_rng_state` (the default) random numbers are drawn again as they were.
-    `use_reentrant=False` is accepted, as users of PyTorch are used to write it.
+    `use_reentrant=False` is accepted, as users of PyTorch are used to write it. Keywords of these
+    names are options, and never reach `fn`: give `functools.partial(fn, use_reentrant=...)`, or a
+    lambda, if it has an argument that is called so.
 
     A tensor of PyTorch in the place of `fn`, inside a scope or a segment: do not hold this one,
     compute it again when it is needed.
@@ -72,7 +74,9 @@ def adaptive_checkpoint(
     """Do as `checkpoint` does, but only if what would be held exceeds `threshold`.
 
     `threshold` is bytes, or text such as "10KB". Up to it everything is held, and nothing is
-    computed again. With no input this is a decorator, too.
+    computed again. With no input this is a decorator, too. Keywords that are called `threshold`,
+    `preserve_rng_state` or `use_reentrant` are options, and never reach `fn`: bind those of `fn`
+    with `functools.partial` or in a lambda.
 
     >>> import numpy as np
     >>> import remat

@@ -147,7 +147,7 @@ class KnownLength:
             if options.has_two_tiers:
                 disk = self._weigh_disk(steps, initial, first, measured.state_bytes)
         elif options.steps:
-            first = steps.record(initial, 0)
+            first = steps.record(initial, 0, 1)
         steps.settle()
         self._schedule = options.choose(measured, disk)
         if self._progress:

@@ -12,6 +12,7 @@ what it holds there is nothing to compare.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar, assert_never
 
@@ -46,20 +47,25 @@ class Verbs(Protocol[State, Held, Recorded, Gradient]):
         """Wake a copy of a state up; the held one stays as it is."""
         ...
 
-    def record(self, held: Held, step: int) -> Recorded:
-        """Run one step with a tape; the held state stays as it is."""
+    @property
+    def records_runs(self) -> bool:
+        """Whether several steps can be recorded as one; if not, that is never asked for."""
+        ...
+
+    def record(self, held: Held, start: int, stop: int) -> Recorded:
+        """Run steps with a tape; the held state stays as it is."""
         ...
 
     def before(self, recorded: Recorded) -> Held:
-        """Return the state that a recorded step started from."""
+        """Return the state that a recording started from."""
         ...
 
     def after(self, recorded: Recorded) -> Held:
-        """Return the state that a recorded step ended in."""
+        """Return the state that a recording ended in."""
         ...
 
-    def step_back(self, recorded: Recorded, gradient: Gradient, step: int) -> Gradient:
-        """Go back through a recorded step."""
+    def step_back(self, recorded: Recorded, gradient: Gradient, start: int) -> Gradient:
+        """Go back through recorded steps, the first of which is `start`."""
         ...
 
     def difference(self, one: Held, other: Held) -> str | None:
@@ -135,6 +141,23 @@ class _Rack(Generic[Held]):
             self._shelf.close()
 
 
+class _Ahead(Iterator[Action]):
+    """Actions, with a look at the one that comes next."""
+
+    def __init__(self, actions: Iterable[Action]) -> None:
+        self._actions = iter(actions)
+        self._seen: list[Action] = []
+
+    def __next__(self) -> Action:
+        return self._seen.pop() if self._seen else next(self._actions)
+
+    def comes(self, action: Action) -> bool:
+        """Say whether this action is the next one."""
+        if not self._seen:
+            self._seen += itertools.islice(self._actions, 1)
+        return bool(self._seen) and self._seen[0] == action
+
+
 class LoopRun(Generic[State, Held, Recorded, Gradient]):
     """One pass over a loop: `forward()` to the final state, then `backward(gradient)`."""
 
@@ -160,14 +183,14 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         self._racks: dict[Tier, _Rack[Held]] = {
             tier: _Rack(verbs, self._shelves.get(tier)) for tier in (Tier.MEMORY, Tier.DISK)
         }
-        self._tapes: dict[int, Recorded] = {}
+        self._tapes: dict[int, tuple[Recorded, int]] = {}  # by their last step, with the first one
         # The working state: live, or still at rest, which is all that recording needs of it.
         self._at: int | None = None
         self._live: State | None = None
         self._resting: Held | None = None
         self._resumed_from = 0
-        self._actions: Iterator[Action] = iter(())
-        self._last: Recorded | None = None
+        self._actions = _Ahead(())
+        self._last: tuple[Recorded, int] | None = None
         self.goes_back = False  # whether the way ahead was one that a way back can follow
 
     @property
@@ -201,14 +224,14 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
 
     def forward(self, schedule: Iterable[Action]) -> Held:
         """Run to the end of the loop, where the way back begins, and return the final state."""
-        self._actions = iter(schedule)
+        self._actions = _Ahead(schedule)
         if self._first is None:
             self._load(0, Tier.CALLER)
         for action in self._actions:
             if isinstance(action, Backward):
                 self._last = self._recorded(action.step)
                 self.goes_back = True
-                return self.verbs.after(self._last)
+                return self.verbs.after(self._last[0])
             self._act(action)
         return self._put_to_rest()  # nobody goes back: the loop ends where the actions end
 
@@ -244,31 +267,36 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
 
         After `forward_while`, `schedule` is the way back and `final` the state it starts from.
         """
-        actions = self._actions if schedule is None else iter(schedule)
+        if schedule is not None:
+            self._actions = _Ahead(schedule)
         following = final  # the state that the step after this one started from
+        done = self.steps  # the step up to which the way back has come
         if self._last is not None:
-            last, self._last = self._last, None
-            following = self.verbs.before(last)
-            gradient = self._step_back(last, gradient, self.steps - 1)
-            del last
-        for action in actions:
+            (recorded, start), self._last = self._last, None
+            following = self.verbs.before(recorded)
+            gradient = self._step_back(recorded, gradient, start, done)
+            del recorded
+            done = start
+        for action in self._actions:
             if not isinstance(action, Backward):
                 self._act(action)
-                continue
-            recorded = self._recorded(action.step)
-            if following is not None and self._is_exact:
-                self._compare(self.verbs.after(recorded), following, action.step + 1)
-            following = self.verbs.before(recorded)
-            gradient = self._step_back(recorded, gradient, action.step)
-            del recorded
+            elif action.step < done:  # or it was recorded together with the steps after it
+                recorded, start = self._recorded(action.step)
+                if following is not None and self._is_exact:
+                    self._compare(self.verbs.after(recorded), following, action.step + 1)
+                following = self.verbs.before(recorded)
+                gradient = self._step_back(recorded, gradient, start, done)
+                del recorded
+                done = start
         return gradient
 
-    def _step_back(self, recorded: Recorded, gradient: Gradient, step: int) -> Gradient:
-        gradient = self.verbs.step_back(recorded, gradient, step)
+    def _step_back(self, recorded: Recorded, gradient: Gradient, start: int, stop: int) -> Gradient:
+        gradient = self.verbs.step_back(recorded, gradient, start)
         self._forget_working_state()
         if self._watcher:
-            self._watcher.frees_tape(step)
-            self._watcher.backward(1)
+            for step in range(start, stop):
+                self._watcher.frees_tape(step)
+            self._watcher.backward(stop - start)
         return gradient
 
     def _compare(self, rerun: Held, known: Held, position: int) -> None:
@@ -304,8 +332,16 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
                 if self._watcher:
                     self._watcher.frees_state(step)
             case Tape(step):
-                self._tapes[step] = recorded = self._recorded(step)
-                self._set_resting(step + 1, self.verbs.after(recorded))
+                stop = step + 1
+                if self.verbs.records_runs and (step or self._first is None):
+                    while self._actions.comes(Tape(stop)):
+                        next(self._actions)
+                        stop += 1
+                    # And the step after them, if the way back begins with it at once.
+                    stop += self._actions.comes(Backward(stop))
+                recorded, start = self._recorded(step, stop)
+                self._tapes[stop - 1] = recorded, start
+                self._set_resting(stop, self.verbs.after(recorded))
             case Backward():
                 raise AssertionError("`backward` handles these")
             case _:
@@ -328,24 +364,30 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
             del state
             self._count(at, end)
 
-    def _recorded(self, step: int) -> Recorded:
-        """Return the recording of a step, and free whatever was held for it."""
-        recorded = self._tapes.pop(step, None)
-        if recorded is None and step == 0 and self._first is not None:
-            recorded, self._first = self._first, None
-            self._count(0, 1)
-        if recorded is None:
-            if self._at != step:
-                self._load_any(step)
-            recorded = self.verbs.record(self._put_to_rest(), step)
-            self._count(step, step + 1)
-        for rack in self._racks.values():
-            if step in rack:
-                rack.drop(step)
-        if self._watcher:
-            self._watcher.holds_tape(step)  # until the step back
-            self._watcher.frees_state(step)
-        return recorded
+    def _recorded(self, step: int, stop: int | None = None) -> tuple[Recorded, int]:
+        """Return the recording that ends with a step, or one up to `stop`, and its first step.
+
+        Whatever was held for its steps is freed.
+        """
+        found = self._tapes.pop(step, None) if stop is None else None
+        stop = step + 1 if stop is None else stop
+        if found is None:
+            if step == 0 and stop == 1 and self._first is not None:
+                recorded, self._first = self._first, None
+            else:
+                if self._at != step:
+                    self._load_any(step)
+                recorded = self.verbs.record(self._put_to_rest(), step, stop)
+            self._count(step, stop)
+            found = recorded, step
+        for at in range(found[1], stop):
+            for rack in self._racks.values():
+                if at in rack:
+                    rack.drop(at)
+            if self._watcher:
+                self._watcher.holds_tape(at)  # until the step back
+                self._watcher.frees_state(at)
+        return found
 
     def _load_any(self, step: int) -> None:
         for tier in (Tier.MEMORY, Tier.DISK):
@@ -357,7 +399,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         if tier is Tier.CALLER:
             held = self.initial
         elif tier is Tier.TAPE:
-            held = self.verbs.after(self._tapes[step - 1])
+            held = self.verbs.after(self._tapes[step - 1][0])
         else:
             held = self._racks[tier].get(step)
         self._resumed_from = step

@@ -136,6 +136,27 @@ def test_another_shape_names_op_module_and_line(face) -> None:
         assert part in message
 
 
+@pytest.mark.parametrize(
+    "ask", [lambda n: n / 3, lambda n: n * 0.1, lambda n: torch.full((3,), 0.1), torch.sin]
+)
+@pytest.mark.parametrize("face", FORGETTING)
+def test_a_default_dtype_that_changes_in_the_middle(face, ask) -> None:
+    n = torch.arange(3)
+
+    def f(x):
+        torch.set_default_dtype(torch.float64)
+        try:
+            h = ask(n)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        return (h.exp() * x).sin()
+
+    x = torch.randn(3, requires_grad=True)
+    y = FACES[face](f, x)
+    with pytest.raises(remat.RecomputeMismatchError, match=r"float64.*float32.*set_default_dtype"):
+        y.sum().backward()
+
+
 # -- errors inside of a region ---------------------------------------------------------------------
 
 

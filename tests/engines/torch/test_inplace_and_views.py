@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import remat
@@ -338,6 +339,17 @@ def empty_and_filled(run, w, c):
         return (w * filled).sin(), (w * copied).cos(), (w * stepwise).exp()
 
     return run(f, w, c)
+
+
+@programs.starting_from(lambda: (nn.Linear(3, 3), torch.zeros(6, 3), *randn(6, 3)()))
+def a_cache_that_is_filled_row_by_row(run, model, cache, x):
+    """Each segment writes its part of what the next ones read as a whole."""
+
+    def f(row, x):
+        cache[row] = model(x[row]).detach()
+        return (cache[: row + 1].clone() * x[row]).sin() @ model.weight
+
+    return [run(f, row, x) for row in range(6)]
 
 
 @pytest.mark.parametrize("face", FACES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -361,3 +362,94 @@ def test_a_function_that_leads_back_to_its_region_leaves_nothing_behind() -> Non
         return weakref.ref(h.untyped_storage())
 
     assert run()() is None
+
+
+# -- a scope around a whole loop -------------------------------------------------------------------
+
+weight = torch.linspace(0, 1, 1 << 18).requires_grad_()
+buffer = torch.zeros(1 << 18)
+
+
+def gradient_of(y: Tensor) -> None:
+    torch.autograd.grad(y.sum(), weight)
+
+
+def training(x):
+    gradient_of((x * weight).sin())
+
+
+def no_backward_pass(x):
+    (x * weight).sin().sum()
+
+
+def no_gradients(x):
+    with torch.no_grad():
+        (x * weight).sin().sum()
+
+
+def views_of_batches(x):
+    gradient_of((x[1:] * weight[1:]).sin())
+
+
+def batches_that_require_grad(x):
+    gradient_of((x.requires_grad_() * weight).sin())
+
+
+def a_segment_inside(x):
+    gradient_of(remat.checkpoint(lambda x: (x * weight).sin().exp(), x))
+
+
+def a_buffer_that_is_written_to(x):
+    buffer.copy_(x)
+    gradient_of((buffer * weight).sin())
+
+
+def a_step(x):
+    (gradient,) = torch.autograd.grad((x * weight).sin().sum(), weight)
+    with torch.no_grad():
+        weight.sub_(gradient, alpha=0.1)
+
+
+@pytest.mark.filterwarnings("ignore::remat.RematWarning")
+@pytest.mark.parametrize("hold", [False, True])
+@pytest.mark.parametrize(
+    "step",
+    [
+        training,
+        no_backward_pass,
+        no_gradients,
+        views_of_batches,
+        batches_that_require_grad,
+        a_segment_inside,
+        a_buffer_that_is_written_to,
+        a_step,
+    ],
+)
+def test_a_scope_around_a_loop_does_not_hold_all_batches(step, hold) -> None:
+    kept = Kept()
+    most = 0
+    with remat.CheckpointScope("loop", use_recomputation=not hold):
+        for _ in range(25):
+            x = kept(torch.from_numpy(np.ones(1 << 18, np.float32)))
+            step(x)
+            del x
+            most = max(most, sum(kept.alive()))
+    assert most < 10
+    assert not any(kept.alive())
+
+
+def test_what_a_backward_pass_will_need_is_not_forgotten() -> None:
+    """Many batches, and one backward pass through all of them."""
+
+    def loss(batches):
+        total = torch.zeros(())
+        for batch in batches:
+            total = total + (torch.from_numpy(batch) * 2 * weight).sin().sum()
+        return total
+
+    batches = [np.full(1 << 18, n, np.float32) for n in range(12)]
+    (expected,) = torch.autograd.grad(loss(batches), weight)
+    with remat.CheckpointScope("loop"):
+        total = loss(batches)
+    (found,) = torch.autograd.grad(total, weight)
+    assert torch.equal(found, expected)

@@ -18,6 +18,8 @@ programs = Programs()
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Sparse:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*[Qq]uantize:UserWarning"),
 ]
 
 
@@ -46,6 +48,47 @@ class Scaled(torch.Tensor):
         return func(*map(plain, args), **{k: plain(v) for k, v in (kwargs or {}).items()})
 
 
+class Doubling(torch.Tensor):
+    """A tensor over the memory of another one, with its own idea of multiplication."""
+
+    @staticmethod
+    def __new__(cls, other):
+        return torch.Tensor._make_subclass(cls, other)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        with torch._C._DisableTorchDispatch():
+            plain = [
+                torch.Tensor._make_subclass(torch.Tensor, arg) if isinstance(arg, cls) else arg
+                for arg in args
+            ]
+        out = func(*plain, **(kwargs or {}))
+        if func is torch.ops.aten.detach.default:
+            return cls(out)
+        return out * 2 if func is torch.ops.aten.mul.Tensor else out
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that passes all on to another one."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        out = func(*(a.inner if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+        if func is torch.ops.aten.mul_.Tensor:
+            return args[0]
+        return cls(out) if func is torch.ops.aten.detach.default else out
+
+
 @programs.starting_from(randn(2, 3))
 def a_subclass_made_inside(run, x):
     def f(x):
@@ -66,6 +109,129 @@ def nested_tensors(run, x):
         parts = [(x[:2] * 2).sin(), (x[2:] * 3).sin()]
         padded = torch.nested.to_padded_tensor(torch.nested.as_nested_tensor(parts) * 2, 0.0)
         return padded.exp() * 2
+
+    return run(f, x)
+
+
+def jagged(values):
+    return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 5]))
+
+
+@programs.starting_from(randn(5, 3))
+def jagged_tensors(run, x):
+    def f(x):
+        h = jagged((x * 2).sin())
+        h = (h * h).sin()
+        return h.values().exp(), torch.nested.to_padded_tensor(h * 2, 0.0).sin()
+
+    return run(f, x)
+
+
+@programs.starting_from(lambda: (*randn(5, 3)(), *randn(3, 3)()))
+def modules_on_jagged_tensors(run, x, w):
+    def f(x):
+        parts = [x[:2].sin(), x[2:].cos()]
+        h = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+        h = nn.functional.layer_norm(nn.functional.linear(h.sin(), w), (3,))
+        h = nn.functional.dropout(torch.where(h > 0, h, -h), 0.5)
+        return [part.sin().exp() for part in h.softmax(-1).unbind()]
+
+    return run(f, x)
+
+
+@programs.starting_from(randn(5, 4))
+def attention_on_jagged_tensors(run, x):
+    def f(x):
+        q = jagged((x * 2).sin()).unflatten(-1, [2, 2]).transpose(1, 2)
+        out = nn.functional.scaled_dot_product_attention(q, q.sin(), q.cos())
+        return out.transpose(1, 2).flatten(-2).values().sin()
+
+    return run(f, x)
+
+
+@programs.starting_from(randn(5, 3))
+def a_subclass_over_memory_that_is_known(run, x):
+    """Autograd gets back the very class that it saved, which multiplies in its own way."""
+
+    def f(x):
+        h = torch.empty(5, 3).copy_(x.detach().sin())
+        odd = Doubling(h)
+        return ((odd * x).sin() * x).exp(), (h * x).sin()
+
+    return run(f, x)
+
+
+@programs.starting_from(randn(5, 3))
+def a_wrapper_is_written_to(run, x):
+    """What it wraps changes with it, and nobody counts that."""
+
+    def f(x):
+        h = (x.detach() * 2).sin()
+        wrapper = Wrapper(h)
+        before = (h.exp() * x).sin()
+        wrapper.mul_(3)
+        return before, (h * x).sin(), (wrapper * x).cos()
+
+    return run(f, x)
+
+
+def sparse_coo(values):
+    return torch.sparse_coo_tensor(torch.tensor([[0, 1, 2], [1, 0, 2]]), values, (3, 3))
+
+
+def sparse_csr(values):
+    return torch.sparse_csr_tensor(
+        torch.tensor([0, 1, 2, 3]), torch.tensor([1, 0, 2]), values, (3, 3)
+    )
+
+
+@programs.starting_from(randn(3, 3))
+def sparse_tensors(run, x):
+    def f(x):
+        matrix = sparse_coo((x[0] * 2).sin()).coalesce()
+        return torch.sparse.mm(matrix, x.sin()).exp(), (matrix * 2 + matrix).to_dense().sin()
+
+    return run(f, x)
+
+
+@programs.starting_from(randn(3, 3))
+def sparse_tensors_whose_parts_are_written_to(run, x):
+    """They count their writes by themselves: neither shows in the other's version."""
+    outside = torch.ones(3)
+    matrix = sparse_coo(outside)
+
+    def f(x):
+        results = []
+        for make in (sparse_coo, sparse_csr):
+            values = (x[0].detach() * 2).sin()
+            made = make(values)
+            for tensor in (values, made.values() if make is sparse_csr else made, outside):
+                before = [(m @ x.detach() * x).sin() for m in (made, matrix)]
+                tensor.mul_(2)
+                results += [*before, (values.exp() * x).sin(), (made.to_dense() * x).exp()]
+        return results
+
+    return run(f, x)
+
+
+@programs.starting_from(randn(3, 3))
+def a_sparse_tensor_is_written_to(run, x):
+    def f(x):
+        values = (x[0].detach() * 2).sin()
+        matrix = sparse_csr(values)
+        before = values.exp() * x, matrix.to_dense() * x
+        matrix.mul_(2)
+        return [h.sin() for h in (*before, values * x, matrix.to_dense() * x)]
+
+    return run(f, x)
+
+
+@programs.starting_from(randn(5, 3))
+def integers_for_numbers(run, x):
+    def f(x):
+        q = torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.qint8)
+        h = (q.t().dequantize().t() * x).sin()
+        return h, (q[1:].dequantize() * x[1:]).exp(), (q.int_repr() * x).cos()
 
     return run(f, x)
 

@@ -65,6 +65,7 @@ class Steps:
 
     arrays: Arrays = NumpyArrays()
     needs_gradients = True  # or it would not have come this far
+    records_runs = False
 
     def __init__(
         self,
@@ -128,7 +129,11 @@ class Steps:
     def rest(self, state: Any) -> HeldState:
         return HeldState(trees.flatten(state)[0], self.randomness.moment())
 
-    def record(self, held: HeldState, step: int) -> RecordedStep:
+    def record(self, held: HeldState, start: int, stop: int) -> RecordedStep:
+        assert stop == start + 1
+        return self._record(held, start)
+
+    def _record(self, held: HeldState, step: int) -> RecordedStep:
         leaves, started = held.leaves, time.perf_counter()
         self.randomness.go_to(held.moment)
         given = trees.flatten(self.inputs.take(step))
@@ -175,13 +180,13 @@ class Steps:
     def after(self, recorded: RecordedStep) -> HeldState:
         return recorded.after
 
-    def step_back(self, recorded: RecordedStep, gradient: Gradients, step: int) -> Gradients:
-        seeds = gradient + self.outputs.seeds(step)
+    def step_back(self, recorded: RecordedStep, gradient: Gradients, start: int) -> Gradients:
+        seeds = gradient + self.outputs.seeds(start)
         count, given = len(gradient), self.inputs.count
         sums = [None] * (count + given) + self.captured_sums
         gathered = recorded.recording.go_back(seeds, sums)
         self.captured_sums = gathered[count + given :]
-        self.inputs.gather(step, [g and g[0] for g in gathered[count : count + given]])
+        self.inputs.gather(start, [g and g[0] for g in gathered[count : count + given]])
         return [None if g is None else g[0] for g in gathered[:count]]
 
     def difference(self, one: HeldState, other: HeldState) -> str | None:
@@ -224,7 +229,7 @@ class Steps:
         state_bytes = self.state_bytes(initial)
         with traced_memory() as used:
             base, known = used(), references(initial.leaves)
-            recorded = self.record(initial, 0)
+            recorded = self._record(initial, 0)
             # What a scan collects belongs to the caller, and is made room for at once.
             base += sum(map(nbytes, self.outputs.stacks))
             made = max(used() - base, state_bytes)

@@ -9,7 +9,6 @@ place of the tensor wherever that is an argument. The mode is on only if such a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -49,6 +48,7 @@ class Captures:
         self._mode = _StandIns(self._table) if reach.has_graphs else None
         self._marks: list[tuple[int, int]] = []  # versions and addresses
         self._anchor = torch.zeros((), requires_grad=True)
+        self._start = 0  # the number of the first node that a step may make
 
     @property
     def sources(self) -> list[Tensor]:
@@ -64,24 +64,32 @@ class Captures:
         """Run steps with leaves in the place of parts of graphs, if there are any."""
         return nullcontext() if self._mode is None else self._mode
 
-    def begin_step(self) -> int:
-        """Return a number that tells what is made from now on from what was made before."""
-        if not torch.is_grad_enabled():
-            return 0  # nothing that could be part of a graph
-        node: Any = self._anchor.view(()).grad_fn
-        number: int = node._sequence_nr()
-        if self._mode is not None:
-            self._mode.start = number
-        return number
+    def begin_step(self) -> None:
+        """Take note of what is made from now on: the rest was made before the step."""
+        if torch.is_grad_enabled():
+            node: Any = self._anchor.view(()).grad_fn
+            self._start = node._sequence_nr()
+            if self._mode is not None:
+                self._mode.start = self._start
 
-    def used_by(self, ends: Iterable[Tensor], own: set[int], step: int, start: int) -> list[int]:
-        """Return the numbers of those that the graph behind `ends` leads to.
+    def met_by(self, ends: list[Tensor], given: list[Tensor], step: int) -> list[int]:
+        """Return the numbers of what a new step closes over: what its graph leads to.
 
-        `own` are the ids of the step's own leaves; what was made before `start` is no part of the
-        step.
+        What it was given belongs to it, with or without a graph behind it.
         """
+        own = {id(leaf) for leaf in given}
+        behind = {leaf.grad_fn for leaf in given}
+        return self._walk(ends, own, step, behind, self._start)
+
+    def used_by(self, ends: list[Tensor], own: set[int], step: int) -> list[int]:
+        """Return the numbers of those that a graph leads to; `own` are ids of its own leaves."""
+        return self._walk(ends, own, step, set(), 0)
+
+    def _walk(
+        self, ends: list[Tensor], own: set[int], step: int, behind: set[Any], start: int
+    ) -> list[int]:
         found: dict[int, None] = {}
-        seen: set[Any] = set()
+        seen = set(behind)
         nodes: list[Any] = []
         for end in ends:
             node = end.grad_fn

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Kind", "is_ordinary", "kind_of", "kinds"]
+__all__ = ["Kind", "is_ordinary", "kind_of", "kinds", "plain_types"]
 
 aten = torch.ops.aten
 
@@ -162,11 +162,11 @@ _HIDDEN_WRITES: dict[Any, tuple[tuple[int, ...], int]] = {
 def is_ordinary(tensor: Tensor) -> bool:
     """Return whether a tensor is strided memory that ops see as it is."""
     kind = type(tensor)
-    if kind not in _plain_types:
+    if kind not in plain_types:
         if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
             return False
-        _plain_types.add(kind)
+        plain_types.add(kind)
     return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
 
 
-_plain_types: set[type] = {Tensor, torch.nn.Parameter}
+plain_types: set[type] = {Tensor, torch.nn.Parameter}

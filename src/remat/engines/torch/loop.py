@@ -33,11 +33,11 @@ from ...loops import (
 from ...stores import MemoryStore, Store
 from .reach import Reach
 from .recorder import without_recorder
-from .steps import Gradients, HeldState, LiveState, Outputs, PerStep, RecordedStep, Steps
+from .steps import Gradients, HeldState, LiveState, Outputs, PerStep, Recording, Steps
 
 __all__ = ["run_loop", "run_while"]
 
-Run = LoopRun[LiveState, HeldState, RecordedStep, Gradients]
+Run = LoopRun[LiveState, HeldState, Recording, Gradients]
 Checkpoints = Mapping[int, Any]
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ...errors import UnsupportedError
-from .kinds import Kind, is_ordinary, kind_of, kinds
+from .kinds import Kind, is_ordinary, kind_of, kinds, plain_types
 from .places import here
 from .randomness import generator_of
 from .records import (
@@ -34,11 +35,12 @@ from .records import (
     counting_writes,
     fresh_copy,
     minding_conjugates,
+    parts_of,
     version_of,
 )
 from .regions import Handle, Region, unpack
 from .replay import flat
-from .watch import WatchedHandle
+from .watch import WatchedHandle, nbytes_of
 
 __all__ = ["Recorder", "recorder_of_this_thread", "without_recorder"]
 
@@ -55,6 +57,8 @@ class Recorder(TorchDispatchMode):
         self.idle = 0  # regions that are open, but record nothing because gradients are off
         self._states: dict[int, State] = {}  # by the note on their storage
         self._many = _MANY
+        self._dead = 0  # bytes that are held although their tensors are gone, perhaps for nobody
+        self._much = _MUCH
         self._outside: dict[int, State] = {}  # by id, for leaves, which are held, so ids stay
         self._ops = 0
         self._hook = self._pack  # one object, to be recognised
@@ -117,6 +121,8 @@ class Recorder(TorchDispatchMode):
         if not self.opened:
             self._states = {}
             self._outside = {}
+            self._dead = 0
+            self._much = _MUCH
 
     # What autograd saves.
 
@@ -223,7 +229,7 @@ class Recorder(TorchDispatchMode):
             state = self._known(args[0])
             if state is not None:
                 # No byte changes, but autograd will count it.
-                for sibling in (state, *state.siblings):
+                for sibling in state.family():
                     if sibling.held is not None and sibling.held_version == version_of(
                         sibling.held
                     ):
@@ -251,6 +257,8 @@ class Recorder(TorchDispatchMode):
         if state is None:
             return self._meet(tensor)
         made = state.tensor()
+        if made is not tensor and type(tensor) not in plain_types and not is_ordinary(tensor):
+            return self._odd(tensor)
         if state.outside:
             if made is not tensor and (made is None or made is not tensor._base):
                 return self._sibling(state, tensor)
@@ -282,23 +290,47 @@ class Recorder(TorchDispatchMode):
         It may count its writes by itself, so it is held for itself, too.
         """
         whole = _whole_of(tensor)
-        for sibling in (state, *state.siblings):
+        for sibling in state.family():
             if sibling.tensor() is whole and sibling.version == whole._version:
                 break
         else:
-            storage = whole.untyped_storage() if is_ordinary(whole) else None
-            sibling = self._held_from_outside(whole, storage)
-            state.siblings = (*state.siblings, sibling)
+            sibling = self._held_from_outside(whole, whole.untyped_storage())
+            state.add(sibling)
         return sibling if whole is tensor else View(sibling, tensor)
 
     def _meet(self, tensor: Tensor) -> Piece:
         """Note a tensor whose bytes come from outside, or were written unseen: it is held."""
+        if not is_ordinary(tensor):
+            return self._odd(tensor)
         whole = _whole_of(tensor)
-        storage = whole.untyped_storage() if is_ordinary(whole) else None
+        storage = whole.untyped_storage()
         state = self._held_from_outside(whole, storage)
-        if storage is not None:
-            self._note(storage, state)
+        self._note(storage, state)
+        if state.held is not whole:
+            self._expect_the_end(state, whole, storage)
         return state if whole is tensor else View(state, tensor)
+
+    def _odd(self, tensor: Tensor) -> State:
+        """Return what a tensor is that is no plain memory: it is held, never computed.
+
+        What a sparse one consists of counts its writes by itself, so it is held beside that: a
+        write that we see there copies it before. Ops on wrappers are never run again.
+        """
+        beside: list[State] = []
+        for part in parts_of(tensor) if type(tensor) in plain_types else ():
+            self.piece(part)  # so that it is known
+            beside += [state] if (state := self._known(part)) is not None else []
+        for known in beside[0].family() if beside else ():
+            if (
+                known.tensor() is tensor
+                and known.version == version_of(tensor)
+                and all(known in other.family() for other in beside)
+            ):
+                return known
+        state = self._held_from_outside(tensor, None)
+        for other in beside:
+            other.add(state)
+        return state
 
     def _held_from_outside(self, tensor: Tensor, storage: Any) -> State:
         state = State(tensor, version_of(tensor))
@@ -310,6 +342,8 @@ class Recorder(TorchDispatchMode):
             state.held_version = state.version
             state.held_storage = storage
             self._outside[id(tensor)] = state
+            if type(tensor) is not torch.nn.Parameter and storage is not None:
+                self._dead += storage.nbytes()  # it may be: nobody tells when only we have got it
         elif tensor.is_inference():
             state.hold(fresh_copy(tensor))  # it does not count its writes, so we could not see one
         else:
@@ -318,12 +352,21 @@ class Recorder(TorchDispatchMode):
             state.hold(alias(tensor))
         return state
 
+    def _expect_the_end(self, state: State, tensor: Tensor, storage: Any) -> None:
+        """Count the bytes of a state that is held, once its tensor is gone."""
+        nbytes = storage.nbytes()
+        if nbytes > _LITTLE:
+            state.tensor = ref(tensor, partial(self._ended, nbytes))
+
+    def _ended(self, nbytes: int, _: Any) -> None:
+        self._dead += nbytes
+
     def _note(self, storage: Any, state: State) -> None:
         """Note on a storage that its bytes are in this state from now on."""
         note = next(_notes)
         storage._remat = note
         self._states[note] = state
-        if len(self._states) > self._many:
+        if len(self._states) > self._many or self._dead > self._much:
             self._forget_the_dead()
 
     def _renew(self, state: State, tensor: Tensor) -> None:
@@ -344,11 +387,26 @@ class Recorder(TorchDispatchMode):
 
     def _forget_the_dead(self) -> None:
         """Forget states that nobody refers to any more: a long region is not to hold them."""
+        freed = 0
+        for key, state in list(self._outside.items()):
+            held = state.held
+            if held is not None and sys.getrefcount(held) == _ONLY_HERE:
+                freed += nbytes_of(held)
+                state.held = alias(held)  # only we have got this leaf: let it go
+                del self._outside[key]
+        held = None
         for note in reversed(list(self._states)):  # the last ones first: they refer to others
             state = self._states[note]
-            if state.tensor() is None and sys.getrefcount(state) == _ONLY_HERE:
+            if sys.getrefcount(state) == _ONLY_HERE and _is_over(state, note):
+                if state.held is not None:
+                    freed += nbytes_of(state.held)
                 del self._states[note]
+        for region in self.opened:
+            region.forget_the_dead()
         self._many = max(_MANY, 2 * len(self._states))
+        # If most of what seemed dead is still needed, it is not worth a look so soon again.
+        self._much = _MUCH if 2 * freed > self._dead else 2 * self._much
+        self._dead = 0
 
     def _keep_blank(self, state: State, tensor: Tensor) -> None:
         """Hold memory that is read before we saw anything written to it: somebody else wrote."""
@@ -360,6 +418,7 @@ class Recorder(TorchDispatchMode):
         state.op = None
         state.tensor, state.size = ref(tensor), tensor.shape
         state.hold(alias(tensor))
+        self._expect_the_end(state, tensor, tensor.untyped_storage())
 
     def _made(self, tensor: Tensor, op: Op, output: int) -> State | None:
         """Note an output. Over a storage that we know it is a view, and there is nothing to do."""
@@ -411,6 +470,8 @@ class Recorder(TorchDispatchMode):
         """Save what is overwritten. If it is all that the op makes, the op is never run again."""
         state = self._known(tensor)
         if state is None:
+            if not is_ordinary(tensor):
+                self._before_write_to_parts(kind, tensor)
             met = self._meet(tensor)
             state = met if type(met) is State else met.state
         if state.blank:
@@ -418,7 +479,7 @@ class Recorder(TorchDispatchMode):
                 state.blank = False  # from here on it can be computed
             else:
                 self.piece(tensor)  # it is read, so it is held
-        for sibling in (state, *state.siblings):
+        for sibling in state.family():
             if sibling.held is not None:
                 self._outside.pop(id(sibling.held), None)
                 if sibling.op is not None or (sibling.outside and not sibling.read and alone):
@@ -426,16 +487,25 @@ class Recorder(TorchDispatchMode):
                 elif version_of(sibling.held) == sibling.held_version:  # or it is stale already
                     sibling.hold(fresh_copy(sibling.held))
                     sibling.held_storage = None
+                    self._dead += nbytes_of(sibling.held)
         piece = self.piece(tensor)
         return piece if type(piece) is State else piece.state
+
+    def _before_write_to_parts(self, kind: Kind, tensor: Tensor) -> None:
+        """Save what a tensor consists of; whoever reads that again meets it anew."""
+        for part in parts_of(tensor):
+            self._before_write(kind, part, alone=False)
+            if is_ordinary(part):
+                del part.untyped_storage()._remat  # type: ignore[attr-defined]
 
     def _after_write(self, op: Op, key: Any, tensor: Tensor, before: State, *, keep: bool) -> State:
         # Autograd counts the write when we are done, but not that to what it has saved already.
         to_come = not (op.kind.counts or (op.kind.saved_early and key[0] == _NOISE))
-        after = State(tensor, version_of(tensor) + to_come)
+        whole = _whole_of(tensor) if before.outside else tensor
+        after = State(whole, version_of(tensor) + to_come)
         after.outside, after.leaf = before.outside, before.leaf
         if before.outside or keep:
-            after.hold(alias(tensor))
+            after.hold(alias(whole))
             after.held_version = after.version
             after.fragile = before.leaf
         else:
@@ -516,6 +586,14 @@ def _not_to_be_compiled(function: Any) -> None:
     eval_frame.set_code_exec_strategy(function.__code__, strategy)
 
 
+def _references() -> int:
+    """Return what getrefcount says of a thing that is in one table and has one name."""
+    table = {0: object()}
+    thing = table[0]
+    return sys.getrefcount(thing)
+
+
+_ONLY_HERE = _references()
 # The compiler looks at functions that are called from code which it could not compile.
 _not_to_be_compiled(Recorder.open)
 _not_to_be_compiled(Recorder.close)
@@ -525,7 +603,8 @@ _pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 _threads = threading.local()
 _LISTS = (list, tuple)
 _MANY = 2000  # states, before it is worth a look which of them are dead
-_ONLY_HERE = 3  # references: the table, a name, and the argument of getrefcount
+_MUCH = 4 << 20  # bytes, likewise
+_LITTLE = 1 << 12  # bytes that are not worth to be counted
 _NOISE = 1  # the argument of rrelu_with_noise
 _notes = itertools.count()  # numbers that no two recordings share
 _new_op = tuple.__new__  # quicker than Op(), which parses its arguments
@@ -545,6 +624,14 @@ def _whole_of(tensor: Tensor) -> Tensor:
     """Return what a tensor is a view of, which counts writes for all its views, or itself."""
     base = tensor._base
     return tensor if base is None or not is_ordinary(base) else base
+
+
+def _is_over(state: State, note: int) -> bool:
+    """Return whether nobody will come across a state again by its note."""
+    made: Any = state.tensor()
+    if made is None:
+        return True
+    return made is not _somebody and getattr(made.untyped_storage(), "_remat", None) != note
 
 
 def _somebody() -> Any:

@@ -33,6 +33,7 @@ __all__ = [
     "fresh_copy",
     "minding_conjugates",
     "over",
+    "parts_of",
     "version_of",
 ]
 
@@ -50,7 +51,7 @@ class State:
     held: Tensor | None = None
     held_version = 0
     held_storage: Any = None  # of a leaf, which may be given another one (p.data = …)
-    siblings: tuple[State, ...] = ()  # other tensors from outside over the same bytes
+    siblings: tuple[ref[State], ...] = ()  # other tensors that are held over the same bytes
     argument: tuple[Any, int] | None = None
     blank = False  # nothing that we saw has been written to it
     fragile = False  # a buffer that is written to again and again: copy it when it is read
@@ -66,6 +67,7 @@ class State:
             self.size = tensor.shape
         except RuntimeError:  # nested tensors have none
             self.size = None
+        self.dtype = tensor.dtype
         self.version = version  # of the tensors over it, so that a write that we missed shows
         self.op = op
         self.output = output
@@ -74,6 +76,14 @@ class State:
         """Keep these bytes by a tensor without history, of the geometry of the one made with it."""
         self.held = tensor
         self.held_version = version_of(tensor)
+
+    def add(self, sibling: State) -> None:
+        """Note another tensor that is held over the same bytes, for as long as somebody does."""
+        self.siblings = (*(s for s in self.siblings if s() is not None), ref(sibling))
+
+    def family(self) -> list[State]:
+        """Return this state and its siblings, as far as somebody refers to them."""
+        return [self, *(s for reference in self.siblings if (s := reference()) is not None)]
 
 
 @final
@@ -190,6 +200,26 @@ def alias(tensor: Tensor) -> Tensor:
             return tensor.detach()
     with _disable_current_modes():
         return tensor.detach()
+
+
+def parts_of(tensor: Tensor) -> list[Tensor]:
+    """Return the tensors that a sparse one or a wrapper consists of, unseen by any mode."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is not None:
+        return [getattr(tensor, name) for name in flatten()[0]]
+    names = _PARTS.get(tensor.layout, ())
+    with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
+        return [getattr(tensor, name)() for name in names]
+
+
+_BY_ROW, _BY_COLUMN = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: (*_BY_ROW, "values"),
+    torch.sparse_bsr: (*_BY_ROW, "values"),
+    torch.sparse_csc: (*_BY_COLUMN, "values"),
+    torch.sparse_bsc: (*_BY_COLUMN, "values"),
+}
 
 
 def version_of(tensor: Tensor) -> int:

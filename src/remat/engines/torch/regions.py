@@ -12,6 +12,7 @@ again, it leaves for each inner one the values from which that will start when i
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -76,7 +77,7 @@ class Region:
         assert self.room is not None
         if handle.state in self._dropped:
             return
-        if handle.state not in self._held:
+        if self.room < math.inf and handle.state not in self._held:
             self._held.add(handle.state)
             self.room -= tensor.untyped_storage().nbytes()
         if self.room >= 0:
@@ -132,6 +133,11 @@ class Region:
             handle = reference()
             if handle is not None:
                 yield handle
+
+    def forget_the_dead(self) -> None:
+        """Forget handles that autograd has let go, but not that there were any."""
+        alive = [reference for reference in self.all_handles if reference() is not None]
+        self.all_handles = alive or self.all_handles[:1]
 
     # In the backward pass.
 

@@ -134,7 +134,7 @@ def _run(
             values[state] = source[op.overwritten(state.argument)]
             continue
         output = out if type(out) is Tensor else flat(out)[state.output]
-        if output.shape != state.size:
+        if output.shape != state.size or output.dtype is not state.dtype:
             raise _mismatch(op, state, output)
         values[state] = output
 
@@ -169,19 +169,30 @@ def value_of(state: State) -> Tensor:
         return held
     raise RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace "
-        f"operation: [{held.dtype} {list(held.shape)}] is at version {held._version}; a "
+        f"operation: [{held.dtype} {_shape_of(held)}] is at version {held._version}; a "
         f"checkpointed region read it at version {state.held_version} and needs it to compute "
         "again what it forgot. Write to a copy (x = x + 1 instead of x += 1), or after the "
         "backward pass"
     )
 
 
+def _shape_of(tensor: Tensor) -> Any:
+    return "nested" if tensor.is_nested else list(tensor.shape)
+
+
 def _mismatch(op: Op, state: State, output: Tensor) -> RecomputeMismatchError:
+    if output.dtype is state.dtype:
+        before, after = f"the shape {list(state.size or ())}", str(list(output.shape))
+        cause = (
+            "an input was changed since in a way that PyTorch does not count: through .data, or a "
+            "NumPy array that shares its memory"
+        )
+    else:
+        before, after = str(state.dtype), str(output.dtype)
+        cause = "torch.set_default_dtype was called in the middle of a region: say dtype= instead"
     return RecomputeMismatchError(
-        f"{op.kind.func} gave the shape {list(state.size or ())} in the forward pass and "
-        f"{list(output.shape)} when it was run again for the backward pass. It "
-        f"was called by {places.describe(op.place)}. Likely causes: an input was changed since in "
-        "a way that PyTorch does not count: through .data, or a NumPy array that shares its memory"
+        f"{op.kind.func} gave {before} in the forward pass and {after} when it was run again for "
+        f"the backward pass. It was called by {places.describe(op.place)}. Likely causes: {cause}"
     )
 
 

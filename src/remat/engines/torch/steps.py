@@ -7,9 +7,10 @@ at such things, or kernels that do, repeat themselves bit for bit.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from .captures import Captures
 from .effects import Around, Effects, StepWatch
 from .reach import Reach
 
-__all__ = ["Gradients", "HeldState", "LiveState", "Outputs", "PerStep", "RecordedStep", "Steps"]
+__all__ = ["Gradients", "HeldState", "LiveState", "Outputs", "PerStep", "Recording", "Steps"]
 
 Gradients = list[Tensor | None]  # one for each leaf of the state; None is zero
 
@@ -45,11 +46,13 @@ class HeldState(NamedTuple):
     around: Around
 
 
-class RecordedStep(NamedTuple):
-    """A step with its tape, which is the graph behind its results."""
+class Recording(NamedTuple):
+    """Steps with their tape, which is the graph behind their results."""
 
-    own: list[Any]  # leaves of its graph: state and input
-    results: list[Any]  # state and output
+    own: list[Any]  # leaves of the graph: the state
+    inputs: list[list[Any]]  # and the entries of `xs`, for each step
+    results: list[Any]  # the state, with its graph
+    outputs: list[list[Any]]  # for each step
     used: list[int]  # numbers of captures
     before: HeldState
     after: HeldState
@@ -62,6 +65,7 @@ class Steps:
     """
 
     arrays: Arrays = TorchArrays()
+    records_runs = True
 
     def __init__(
         self,
@@ -88,7 +92,7 @@ class Steps:
 
     def start_gradients(self) -> None:
         """Forget the gradients gathered so far."""
-        self.sums = Sums()
+        self.sums: dict[int, Tensor] = {}  # gradients of captures, by their numbers
         self.inputs.start_gradients()
 
     # -- verbs ---------------------------------------------------------------------------------
@@ -102,9 +106,13 @@ class Steps:
     def advance(self, state: LiveState, start: int, stop: int) -> LiveState:
         started = time.perf_counter()
         for step in range(start, stop):
-            own, results, _ = self._run(state, step)
-            state = self._state_of(results)
-            del own, results  # and with them the graph
+            own, inputs = self._own(state), self.inputs.take(step)
+            results, outputs = self._run(own, inputs, step)
+            if step >= self._reached:
+                self._search(results + outputs, own + inputs, step)
+            self.outputs.keep(outputs, step)
+            state = _state_of(results)
+            del own, inputs, results, outputs  # and with them the graph
         self.seconds += time.perf_counter() - started
         return state
 
@@ -118,40 +126,69 @@ class Steps:
         self._go_to(held)
         return LiveState(held.leaves, held.tracked)
 
-    def record(self, held: HeldState, step: int) -> RecordedStep:
+    def record(self, held: HeldState, start: int, stop: int) -> Recording:
         started = time.perf_counter()
         self._go_to(held)
-        own, results, used = self._run(held, step)
-        after = self._state_of(results)
+        own = self._own(held)
+        results, inputs, outputs = own, [], []
+        is_new = start >= self._reached
+        used: dict[int, None] = {}
+        for step in range(start, stop):
+            inputs.append(self.inputs.take(step))
+            before = results
+            results, output = self._run(results, inputs[-1], step)
+            if is_new:
+                used |= dict.fromkeys(self._search(results + output, before + inputs[-1], step))
+            if step + 1 < stop:
+                results = [_compact(r) if isinstance(r, Tensor) else r for r in results]
+            self.outputs.keep(output, step)
+            outputs.append(output)
+        if not is_new:
+            ends = [*results, *itertools.chain(*outputs)]
+            mine = {id(leaf) for leaf in itertools.chain(own, *inputs)}
+            used = dict.fromkeys(self.captures.used_by(_tensors(ends), mine, start))
+        after = self._held(*_state_of(results))
         self.seconds += time.perf_counter() - started
-        return RecordedStep(own, results, used, held, self._held(*after))
+        return Recording(own, inputs, results, outputs, list(used), held, after)
 
-    def before(self, recorded: RecordedStep) -> HeldState:
+    def before(self, recorded: Recording) -> HeldState:
         return recorded.before
 
-    def after(self, recorded: RecordedStep) -> HeldState:
+    def after(self, recorded: Recording) -> HeldState:
         return recorded.after
 
-    def step_back(self, recorded: RecordedStep, gradient: Gradients, step: int) -> Gradients:
-        own, results, used = recorded.own, recorded.results, recorded.used
+    def step_back(self, recorded: Recording, gradient: Gradients, start: int) -> Gradients:
         ends, seeds = [], []
-        for end, seed in zip(results, gradient + self.outputs.seeds(step), strict=True):
+        pairs = [*zip(recorded.results, gradient, strict=True)]
+        for step, outputs in enumerate(recorded.outputs, start):
+            pairs += zip(outputs, self.outputs.seeds(step), strict=True)
+        for end, seed in pairs:
             if seed is not None and isinstance(end, Tensor) and end.requires_grad:
                 ends.append(end)
                 seeds.append(seed)
-        wanted = _differentiable(own)
-        leaves = [*wanted.values(), *(self.captures.leaves[number] for number in used)]
-        found: Sequence[Tensor | None] = [None] * len(leaves)
-        if ends and leaves:
-            found = torch.autograd.grad(ends, leaves, seeds, allow_unused=True)
-        for number, part in zip(used, found[len(wanted) :], strict=True):
-            self.sums.add(number, part)
-        gradients: Gradients = [None] * len(own)
-        for place, part in zip(wanted, found, strict=False):
+        own = _differentiable([*recorded.own, *itertools.chain(*recorded.inputs)])
+        captured = [self.captures.leaves[number] for number in recorded.used]
+        if not ends or not (own or captured):
+            return [None] * len(gradient)
+        # What was gathered so far goes in like a gradient of the end, and comes out with what these
+        # steps add to it: so sums are the same, bit for bit, as in a plain loop.
+        for number, leaf in zip(recorded.used, captured, strict=True):
+            if number in self.sums:
+                ends.append(leaf)
+                seeds.append(self.sums.pop(number))
+        found = torch.autograd.grad(ends, [*own.values(), *captured], seeds, allow_unused=True)
+        del ends, seeds
+        for number, total in zip(recorded.used, found[len(own) :], strict=True):
+            if total is not None:
+                self.sums[number] = total
+        gradients: Gradients = [None] * (len(gradient) + sum(map(len, recorded.inputs)))
+        for place, part in zip(own, found, strict=False):
             gradients[place] = part
-        count = len(gradient)
-        self.inputs.gather(step, gradients[count:])
-        return gradients[:count]
+        at = len(gradient)
+        for step, inputs in enumerate(recorded.inputs, start):
+            self.inputs.gather(step, gradients[at : at + len(inputs)])
+            at += len(inputs)
+        return gradients[: len(gradient)]
 
     def difference(self, one: HeldState, other: HeldState) -> str | None:
         for i, (a, b) in enumerate(zip(one.leaves, other.leaves, strict=True)):
@@ -190,60 +227,60 @@ class Steps:
 
     # -- a run of a step -----------------------------------------------------------------------
 
-    def _run(
-        self, state: LiveState | HeldState, step: int
-    ) -> tuple[list[Any], list[Any], list[int]]:
-        """Run a step; return its own leaves, its results with their graph, and what it uses."""
+    def _run(self, own: list[Any], inputs: list[Any], step: int) -> tuple[list[Any], list[Any]]:
+        """Run a step over these leaves; return its results and its outputs, with their graph."""
         is_new = step >= self._reached
-        is_watched = is_new and (self.effects.watches_all or not self._reached)
-        start = self.captures.begin_step() if is_new else 0
-        own, given = self._given(state, step)
-        count = len(state.leaves)
-        versions = _versions(own)
+        given = [*own, *inputs] if inputs else own
+        versions = _versions(given)
+        if is_new:
+            self.captures.begin_step()
+        if self._works_in_place:
+            copies = {id(leaf): leaf.clone() for leaf in given if isinstance(leaf, Tensor)}
+            given = [copies.get(id(leaf), leaf) for leaf in given]
+        count = len(own)
+        state = given[0] if self._single else trees.unflatten(self.structure, given[:count])
         try:
-            with self._watched(given) if is_watched else nullcontext():
-                new, output = self.call(
-                    given[0] if self._single else trees.unflatten(self.structure, given[:count]),
-                    self.inputs.whole(given[count:]),
-                )
+            if is_new and (self.effects.watches_all or not self._reached):
+                with self._watched(given):
+                    new, output = self.call(state, self.inputs.whole(given[count:]))
+            else:
+                new, output = self.call(state, self.inputs.whole(given[count:]))
         except Exception as error:
             error.add_note(f"raised in step {step} of a loop that remat runs")
             raise
-        if _versions(own) != versions:
+        if _versions([*own, *inputs]) != versions:
             raise UnsupportedError(
                 f"step {step} writes to its state or to its input in place, which step 0 did not "
                 "do; write to a copy (x = x + 1 instead of x += 1), or do so in every step"
             )
-        results = self._checked(new, step) + self.outputs.flat(output)
-        tensors = [result for result in results if isinstance(result, Tensor)]
-        mine = {id(leaf) for leaf in own}
-        used = self.captures.used_by(tensors, mine, step, start)
+        outputs = self.outputs.flat(output) if self.outputs.wanted else []
+        return self._checked(new, step), outputs
+
+    def _search(self, ends: list[Any], given: list[Any], step: int) -> list[int]:
+        """Find what a step that was run for the first time closes over."""
+        tensors = _tensors(ends)
         if not self._reached:
             self._needs_gradients |= any(tensor.requires_grad for tensor in tensors)
-        self.outputs.keep(results[count:], step)
-        if is_new:
-            self._reached = step + 1
-        return own, results, used
+        self._reached = step + 1
+        return self.captures.met_by(tensors, _tensors(given), step)
 
-    def _given(self, state: LiveState | HeldState, step: int) -> tuple[list[Any], list[Any]]:
-        """Return leaves for a step's graph, and what the step gets: those, or copies of them."""
-        own: list[Any] = []
+    def _own(self, state: LiveState | HeldState) -> list[Any]:
+        """Return a state as leaves of a graph, which require grad where the state had a history."""
+        if self._single and isinstance(state.leaves[0], Tensor):
+            own = state.leaves[0].detach()
+            return [own.requires_grad_() if state.tracked[0] else own]
+        found = []
         known: dict[int, Any] = {}  # what is one tensor stays one tensor
         for leaf, tracked in zip(state.leaves, state.tracked, strict=True):
-            if not isinstance(leaf, Tensor):
-                own.append(leaf)
-                continue
-            mine = known.get(id(leaf))
-            if mine is None:
-                mine = known[id(leaf)] = leaf.detach()
-                if tracked:
-                    mine.requires_grad_()
-            own.append(mine)
-        own += self.inputs.take(step)
-        if not self._works_in_place:
-            return own, own
-        copies = {id(leaf): leaf.clone() for leaf in own if isinstance(leaf, Tensor)}
-        return own, [copies.get(id(leaf), leaf) for leaf in own]
+            mine = leaf
+            if isinstance(leaf, Tensor):
+                mine = known.get(id(leaf))
+                if mine is None:
+                    mine = known[id(leaf)] = leaf.detach()
+                    if tracked:
+                        mine.requires_grad_()
+            found.append(mine)
+        return found
 
     def _watched(self, given: list[Any]) -> AbstractContextManager[Any]:
         """Watch the very first run of a step, or those of all steps on the way ahead."""
@@ -269,22 +306,6 @@ class Steps:
             )
         return leaves
 
-    def _state_of(self, results: list[Any]) -> LiveState:
-        count = self.structure.num_leaves
-        leaves, tracked = [], []
-        known: dict[int, Any] = {}
-        for result in results[:count]:
-            if isinstance(result, Tensor):
-                leaf = known.get(id(result))
-                if leaf is None:
-                    leaf = known[id(result)] = _compact(result.detach())
-                leaves.append(leaf)
-                tracked.append(result.requires_grad)
-            else:
-                leaves.append(result)
-                tracked.append(False)
-        return LiveState(leaves, tracked)
-
     # -- what belongs to a state ---------------------------------------------------------------
 
     def _held(self, leaves: list[Any], tracked: list[bool]) -> HeldState:
@@ -302,13 +323,13 @@ class Steps:
 
     # -- measuring -----------------------------------------------------------------------------
 
-    def measure(self, initial: HeldState, *, exactly: bool) -> tuple[RecordedStep, Measured]:
+    def measure(self, initial: HeldState, *, exactly: bool) -> tuple[Recording, Measured]:
         """Record step 0 and weigh it: the memory it leaves behind is its tape.
 
         What a pass needs beside its checkpoints is estimated, or, `exactly`, tried out.
         """
         state_bytes = self.state_bytes(initial)
-        recorded = self.record(initial, 0)
+        recorded = self.record(initial, 0, 1)
         first = self._watch
         assert first is not None
         made = max(first.live_bytes, state_bytes)
@@ -323,10 +344,10 @@ class Steps:
         working = 4 * state_bytes + peak + peak // 4
         return recorded, Measured(state_bytes, made + state_bytes, working)
 
-    def _trial(self, recorded: RecordedStep, first: StepWatch) -> int:
+    def _trial(self, recorded: Recording, first: StepWatch) -> int:
         """Go back through a step for nothing, and return the peak."""
-        ends = [r for r in recorded.results if isinstance(r, Tensor) and r.requires_grad]
-        wanted = [*_differentiable(recorded.own).values()]
+        ends = [r for r in _tensors(recorded.results) if r.requires_grad]
+        wanted = [*_differentiable([*recorded.own, *recorded.inputs[0]]).values()]
         wanted += [self.captures.leaves[number] for number in recorded.used]
         if ends and wanted:
             with first:
@@ -348,29 +369,6 @@ class _Watching:
     def __exit__(self, *error: Any) -> None:
         self._watch.__exit__(*error)
         self._steps.saw(self._watch)
-
-
-class Sums:
-    """Gradients of captures, added up from step to step."""
-
-    def __init__(self) -> None:
-        self._sums: dict[int, Tensor] = {}
-        self._ours: set[int] = set()  # made here, so they can be added to
-
-    def add(self, number: int, part: Tensor | None) -> None:
-        if part is None:
-            return
-        total = self._sums.get(number)
-        if total is None:
-            self._sums[number] = part
-        elif number in self._ours and total.layout is part.layout is torch.strided:
-            total.add_(part)
-        else:
-            self._sums[number] = total + part
-            self._ours.add(number)
-
-    def get(self, number: int) -> Tensor | None:
-        return self._sums.get(number)
 
 
 class PerStep:
@@ -467,6 +465,27 @@ class Outputs:
 
     def seeds(self, step: int) -> list[Tensor | None]:
         return [None if g is None else g[step] for g in self.gradients]
+
+
+def _state_of(results: list[Any]) -> LiveState:
+    """Return a state without its history."""
+    leaves, tracked = [], []
+    known: dict[int, Any] = {}
+    for result in results:
+        if isinstance(result, Tensor):
+            leaf = known.get(id(result))
+            if leaf is None:
+                leaf = known[id(result)] = _compact(result.detach())
+            leaves.append(leaf)
+            tracked.append(result.requires_grad)
+        else:
+            leaves.append(result)
+            tracked.append(False)
+    return LiveState(leaves, tracked)
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    return [value for value in values if isinstance(value, Tensor)]
 
 
 def _versions(leaves: list[Any]) -> list[int]:
