@@ -18,6 +18,7 @@ from .actions import (
 )
 from .blocks import Blocks
 from .choose import Disk, LoopPlan, Option, plan_loop
+from .given import Given
 from .mixed import Mixed
 from .multistage import Multistage
 from .online import Online, OnlineRun
@@ -40,6 +41,7 @@ __all__ = [
     "Blocks",
     "Disk",
     "Drop",
+    "Given",
     "IllegalMoveError",
     "LoopPlan",
     "Mixed",

@@ -28,6 +28,10 @@ class Arrays(Protocol):
         """Return the bytes of an array; 0 for what is none."""
         ...
 
+    def copied(self, leaf: Any) -> Any:
+        """Copy an array; no gradient flows through the copy. What is none comes back itself."""
+        ...
+
     def kind(self, leaf: Any) -> Hashable:
         """Return all that is needed to rebuild an array but its values; None if it has no kind."""
         ...
