@@ -47,7 +47,7 @@ class _Loop:
             self.weights = [torch.randn(256, 256) / 16, torch.zeros(256)]
             self.state: Any = torch.randn(64, 256)
         else:
-            self.weights = [torch.randn(256, 512) / 16, torch.zeros(512)]
+            self.weights = [torch.randn(256, 512) / 16, torch.randn(512)]
             self.state = (torch.randn(64, 128), torch.randn(64, 128))
         for weight in self.weights:
             weight.requires_grad_()
