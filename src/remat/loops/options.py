@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, get_args
 
 from ..errors import BudgetTooSmallError
 from ..schedules import (
@@ -107,7 +108,7 @@ class LoopOptions:
         if self.memory_budget is not None and measured is not None:
             return self._within_budget(measured, disk)
         if self.schedule == "auto" and measured is not None:
-            return plan_loop(
+            return _plan(
                 self.steps,
                 slots=self.slots,
                 state_bytes=measured.state_bytes,
@@ -115,7 +116,7 @@ class LoopOptions:
                 tape_input_bytes=measured.input_bytes or measured.state_bytes,
                 tolerance=0.0 if disk else _TOLERANCE,
                 disk=disk,
-            ).schedule
+            )
         return self._fixed(self.slots)
 
     def sweep(self, state_bytes: int) -> Iterator[Action]:
@@ -149,7 +150,7 @@ class LoopOptions:
         if self.schedule == "auto":
             table = 4 * (self.steps + 1) * (budget // state + 1)  # of the exact programme
             exact = table <= budget // 10
-            return plan_loop(
+            return _plan(
                 self.steps,
                 memory_bytes=budget,
                 state_bytes=state,
@@ -158,7 +159,7 @@ class LoopOptions:
                 working_bytes=min(budget, working + table * exact),
                 exact=exact,
                 disk=disk,
-            ).schedule
+            )
         if self.schedule == "all" and everything > budget:
             raise BudgetTooSmallError(
                 f'schedule="all" holds {format_bytes(everything)} for {self.steps} steps, the '
@@ -183,6 +184,12 @@ def _way_ahead(schedule: Schedule) -> Iterator[Action]:
             yield action
         if isinstance(action, Backward):
             return
+
+
+@lru_cache(maxsize=32)
+def _plan(steps: int, **room: Any) -> Schedule:
+    """Plan a loop; one that is run again and again, as in training, is planned once."""
+    return plan_loop(steps, **room).schedule
 
 
 def check_budget(num_checkpoints: int | None, memory_budget: Budget | None) -> None:

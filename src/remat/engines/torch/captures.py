@@ -10,7 +10,7 @@ place of the tensor wherever that is an argument. The mode is on only if such a 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from ...errors import RecomputeMismatchError, UnsupportedError
 from .reach import Reach
 
-__all__ = ["Captures"]
+__all__ = ["Captures", "mark_as_own"]
 
 _AccumulateGrad = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
@@ -47,8 +47,12 @@ class Captures:
         self._table = _Table()
         self._mode = _StandIns(self._table) if reach.has_graphs else None
         self._marks: list[tuple[int, int]] = []  # versions and addresses
-        self._anchor = torch.zeros((), requires_grad=True)
         self._start = 0  # the number of the first node that a step may make
+        if torch.is_grad_enabled():
+            node: Any = torch.zeros((), requires_grad=True).view(()).grad_fn
+            self._start = node._sequence_nr()
+            if self._mode is not None:
+                self._mode.start = self._start
 
     @property
     def sources(self) -> list[Tensor]:
@@ -63,14 +67,6 @@ class Captures:
     def standing_in(self) -> AbstractContextManager[Any]:
         """Run steps with leaves in the place of parts of graphs, if there are any."""
         return nullcontext() if self._mode is None else self._mode
-
-    def begin_step(self) -> None:
-        """Take note of what is made from now on: the rest was made before the step."""
-        if torch.is_grad_enabled():
-            node: Any = self._anchor.view(()).grad_fn
-            self._start = node._sequence_nr()
-            if self._mode is not None:
-                self._mode.start = self._start
 
     def met_by(self, ends: list[Tensor], given: list[Tensor], step: int) -> list[int]:
         """Return the numbers of what a new step closes over: what its graph leads to.
@@ -102,12 +98,8 @@ class Captures:
         while nodes:
             node = nodes.pop()
             if start and node._sequence_nr() < start:
-                raise UnsupportedError(
-                    f"step {step} uses a tensor that was computed before it began "
-                    f"({node.name()}) and that remat cannot follow: an earlier step made it and "
-                    "put it aside, or the step finds it where remat does not look. Put it into the "
-                    "state, into the xs of remat.checkpointed_scan, or compute it inside of the "
-                    "step"
+                _refuse(
+                    step, f"computed before the loop ({node.name()}), where remat does not look"
                 )
             for below, _ in node.next_functions:
                 if below is None or below in seen:
@@ -140,6 +132,8 @@ class Captures:
         number = self._table.numbers.get(id(leaf))
         if number is not None:
             return number
+        if hasattr(leaf, "_remat_step"):
+            _refuse(step, "made by an earlier step and put aside")
         if self._table.is_complete:
             raise RecomputeMismatchError(
                 f"step {step} was run again and uses a tensor of shape {list(leaf.shape)} that "
@@ -179,6 +173,18 @@ class _StandIns(TorchFunctionMode):
         if type(value) in (list, tuple):
             return type(value)([self._instead(part) for part in value])
         return value
+
+
+def mark_as_own(leaf: Tensor) -> None:
+    """Mark a leaf that a step was given, to be known if it is found behind another step."""
+    leaf._remat_step = True  # type: ignore[attr-defined]
+
+
+def _refuse(step: int, why: str) -> NoReturn:
+    raise UnsupportedError(
+        f"step {step} uses a tensor that was {why}. Put it into the state, into the xs of "
+        "remat.checkpointed_scan, or compute it inside of the step"
+    )
 
 
 def _address(tensor: Tensor) -> int:

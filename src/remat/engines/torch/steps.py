@@ -21,7 +21,7 @@ from ...errors import RecomputeMismatchError, UnsupportedError
 from ...loops import Measured
 from ...stores import Arrays
 from .arrays import TorchArrays
-from .captures import Captures
+from .captures import Captures, mark_as_own
 from .effects import Around, Effects, StepWatch
 from .reach import Reach
 
@@ -107,10 +107,12 @@ class Steps:
         started = time.perf_counter()
         for step in range(start, stop):
             own, inputs = self._own(state), self.inputs.take(step)
-            results, outputs = self._run(own, inputs, step)
-            if step >= self._reached:
+            is_new = step >= self._reached
+            results, outputs = self._run(own, inputs, step, is_new=is_new)
+            if is_new:
                 self._search(results + outputs, own + inputs, step)
-            self.outputs.keep(outputs, step)
+            if outputs:
+                self.outputs.keep(outputs, step)
             state = _state_of(results)
             del own, inputs, results, outputs  # and with them the graph
         self.seconds += time.perf_counter() - started
@@ -136,12 +138,13 @@ class Steps:
         for step in range(start, stop):
             inputs.append(self.inputs.take(step))
             before = results
-            results, output = self._run(results, inputs[-1], step)
+            results, output = self._run(results, inputs[-1], step, is_new=is_new)
             if is_new:
                 used |= dict.fromkeys(self._search(results + output, before + inputs[-1], step))
             if step + 1 < stop:
                 results = [_compact(r) if isinstance(r, Tensor) else r for r in results]
-            self.outputs.keep(output, step)
+            if output:
+                self.outputs.keep(output, step)
             outputs.append(output)
         if not is_new:
             ends = [*results, *itertools.chain(*outputs)]
@@ -227,34 +230,39 @@ class Steps:
 
     # -- a run of a step -----------------------------------------------------------------------
 
-    def _run(self, own: list[Any], inputs: list[Any], step: int) -> tuple[list[Any], list[Any]]:
+    def _run(
+        self, own: list[Any], inputs: list[Any], step: int, *, is_new: bool
+    ) -> tuple[list[Any], list[Any]]:
         """Run a step over these leaves; return its results and its outputs, with their graph."""
-        is_new = step >= self._reached
-        given = [*own, *inputs] if inputs else own
-        versions = _versions(given)
-        if is_new:
-            self.captures.begin_step()
+        given = own + inputs
+        versions = _versions(given) if is_new else []
         if self._works_in_place:
             copies = {id(leaf): leaf.clone() for leaf in given if isinstance(leaf, Tensor)}
             given = [copies.get(id(leaf), leaf) for leaf in given]
-        count = len(own)
-        state = given[0] if self._single else trees.unflatten(self.structure, given[:count])
+        x = None
+        if self._single:
+            state = given[0]
+        else:
+            state = trees.unflatten(self.structure, given[: len(own)])
+        if self.inputs.structure is not None:
+            x = trees.unflatten(self.inputs.structure, given[len(own) :])
         try:
             if is_new and (self.effects.watches_all or not self._reached):
                 with self._watched(given):
-                    new, output = self.call(state, self.inputs.whole(given[count:]))
+                    new, output = self.call(state, x)
             else:
-                new, output = self.call(state, self.inputs.whole(given[count:]))
+                new, output = self.call(state, x)
         except Exception as error:
             error.add_note(f"raised in step {step} of a loop that remat runs")
             raise
-        if _versions([*own, *inputs]) != versions:
+        # (Whoever does not write in place on the way ahead does not do so later on.)
+        if is_new and _versions(own + inputs) != versions:
             raise UnsupportedError(
                 f"step {step} writes to its state or to its input in place, which step 0 did not "
                 "do; write to a copy (x = x + 1 instead of x += 1), or do so in every step"
             )
-        outputs = self.outputs.flat(output) if self.outputs.wanted else []
-        return self._checked(new, step), outputs
+        results = [new] if self._single and type(new) is Tensor else self._checked(new, step)
+        return results, self.outputs.flat(output) if self.outputs.wanted else []
 
     def _search(self, ends: list[Any], given: list[Any], step: int) -> list[int]:
         """Find what a step that was run for the first time closes over."""
@@ -268,7 +276,9 @@ class Steps:
         """Return a state as leaves of a graph, which require grad where the state had a history."""
         if self._single and isinstance(state.leaves[0], Tensor):
             own = state.leaves[0].detach()
-            return [own.requires_grad_() if state.tracked[0] else own]
+            if state.tracked[0]:
+                mark_as_own(own.requires_grad_())
+            return [own]
         found = []
         known: dict[int, Any] = {}  # what is one tensor stays one tensor
         for leaf, tracked in zip(state.leaves, state.tracked, strict=True):
@@ -278,7 +288,7 @@ class Steps:
                 if mine is None:
                     mine = known[id(leaf)] = leaf.detach()
                     if tracked:
-                        mine.requires_grad_()
+                        mark_as_own(mine.requires_grad_())
             found.append(mine)
         return found
 
@@ -296,8 +306,6 @@ class Steps:
         self.effects.saw(watch)
 
     def _checked(self, state: Any, step: int) -> list[Any]:
-        if self._single and isinstance(state, Tensor):
-            return [state]
         leaves, structure = trees.flatten(state)
         if structure != self.structure:
             raise TypeError(
@@ -382,13 +390,13 @@ class PerStep:
 
     def take(self, step: int) -> list[Any]:
         """Return the entries of a step, as leaves of its graph."""
-        return [
-            leaf[step].requires_grad_() if tracked else leaf[step]
-            for leaf, tracked in zip(self.leaves, self.tracked, strict=True)
-        ]
-
-    def whole(self, entries: list[Any]) -> Any:
-        return None if self.structure is None else trees.unflatten(self.structure, entries)
+        if not self.leaves:
+            return []
+        entries = [leaf[step] for leaf in self.leaves]
+        for entry, tracked in zip(entries, self.tracked, strict=True):
+            if tracked:
+                mark_as_own(entry.requires_grad_())
+        return entries
 
     def start_gradients(self) -> None:
         self.gradients = [None] * len(self.leaves)
@@ -469,6 +477,8 @@ class Outputs:
 
 def _state_of(results: list[Any]) -> LiveState:
     """Return a state without its history."""
+    if len(results) == 1 and type(results[0]) is Tensor:
+        return LiveState([_compact(results[0].detach())], [results[0].requires_grad])
     leaves, tracked = [], []
     known: dict[int, Any] = {}
     for result in results:
@@ -513,7 +523,7 @@ def _compact(leaf: Tensor) -> Tensor:
     """Make the layout of a state independent of how it came about, and hold no more than it."""
     if leaf.layout is not torch.strided or leaf.is_nested:
         return leaf
-    if leaf.is_contiguous() and not leaf.storage_offset():
+    if not leaf.storage_offset() and leaf.is_contiguous():
         return leaf
     is_dense = torch.ops.aten.is_non_overlapping_and_dense.default(leaf)
     if is_dense and not (leaf.storage_offset() * leaf.element_size()) % _ALIGNED:
