@@ -175,12 +175,6 @@ class LoopOptions:
         return Revolve(self.steps, slots)
 
 
-@lru_cache(maxsize=32)
-def _plan(steps: int, **room: Any) -> Schedule:
-    """Plan a loop; one that is run again and again, as in training, is planned once."""
-    return plan_loop(steps, **room).schedule
-
-
 def _way_ahead(schedule: Schedule) -> Iterator[Action]:
     """Generate what a schedule does before its way back, without tapes."""
     for action in schedule:
@@ -190,6 +184,12 @@ def _way_ahead(schedule: Schedule) -> Iterator[Action]:
             yield action
         if isinstance(action, Backward):
             return
+
+
+@lru_cache(maxsize=32)
+def _plan(steps: int, **room: Any) -> Schedule:
+    """Plan a loop; one that is run again and again, as in training, is planned once."""
+    return plan_loop(steps, **room).schedule
 
 
 def check_budget(num_checkpoints: int | None, memory_budget: Budget | None) -> None:
