@@ -132,6 +132,7 @@ class PassStore:
 class _PassShelf:
     def __init__(self, store: PassStore, arrays: Arrays) -> None:
         self.exact = store.store.open(arrays).exact
+        self.in_memory = True
         self.error = 0.0
         self._store = store
         self._arrays = arrays

@@ -75,6 +75,11 @@ class Shelf(Protocol):
         """The bytes that are stored now, as they are stored."""
         ...
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether these bytes are memory of the program."""
+        ...
+
     def put(self, key: int, leaves: list[Any]) -> None:
         """Store leaves at rest; what was stored under this key is forgotten."""
         ...

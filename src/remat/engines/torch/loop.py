@@ -243,6 +243,7 @@ class _Pass:
                 state = self.length.back(run, self.final, seeds[: self.count])
             if run.evaluations > known:
                 self.account.recomputed(run.evaluations - known, steps.seconds)
+            self.account.rounded(run.storing_error)
         finally:
             steps.effects.go_to(now)
             steps.outputs.gradients = ()
