@@ -269,9 +269,9 @@ def recycled(x: Tensor) -> Tensor:
 
 
 def kept_twice() -> torch.autograd.graph.saved_tensors_hooks:
-    """Hooks of the user's own."""
+    """Hooks of the user's own. (Not the copy comes back: it may be laid out in another way.)"""
     return torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: (tensor.clone(), tensor.detach()), lambda kept: kept[0]
+        lambda tensor: (tensor.clone(), tensor.detach()), lambda kept: kept[1]
     )
 
 

@@ -667,7 +667,7 @@ _TEMPLATES: dict[str, str] = {
         {n} = torch.ones_like({t})
         {n} = torch.full_like({t}, {c}) * {t}
         {n} = torch.zeros(3, *{t}.shape)<>{n}[1] = {t}
-        {n} = torch.empty(2, *{t}.shape)<>{n}[0] = {t}<>{n}[1] = {a}.sum()
+        {n} = torch.zeros(2, *{t}.shape)<>{n}[0] = {t}<>{n}[1] = {a}.sum()
         {n} = torch.empty(2, *{t}.shape)<>for k in range(2): {n}[k] = {t} * (k + 1)
         {n} = {t}.new_zeros({t}.shape)<>{n} += {t}
         {n} = {t}.new_empty({t}.shape).fill_({c})

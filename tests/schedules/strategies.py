@@ -16,6 +16,7 @@ from remat.schedules import (
     Revolve,
     Schedule,
     Sizes,
+    Staged,
     StoreAll,
     Uniform,
 )
@@ -74,6 +75,12 @@ def multistage(draw: st.DrawFn) -> Limited:
     return Limited(Multistage(draw(steps), memory, disk, draw(costs), draw(costs)), memory, disk)
 
 
+@st.composite
+def staged(draw: st.DrawFn) -> Limited:
+    schedule = Staged(draw(steps), draw(st.integers(1, 4)), draw(st.integers(1, 9)))
+    return Limited(schedule, schedule.slots, schedule.disk_slots)
+
+
 # What never uses a disk: its room is left at 0.
 in_memory = st.one_of(
     st.builds(lambda n, s: Limited(Revolve(n, s), s), steps, slots),
@@ -85,4 +92,4 @@ in_memory = st.one_of(
     blocks(),
     at_given_positions(),
 )
-any_schedule = st.one_of(in_memory, multistage())
+any_schedule = st.one_of(in_memory, multistage(), staged())

@@ -30,6 +30,7 @@ from .savings import (
     should_checkpoint,
 )
 from .simulate import Account, IllegalMoveError, simulate
+from .staged import Staged
 from .store_all import StoreAll
 from .uniform import Uniform
 
@@ -54,6 +55,7 @@ __all__ = [
     "Save",
     "Schedule",
     "Sizes",
+    "Staged",
     "StoreAll",
     "Tape",
     "Tier",
