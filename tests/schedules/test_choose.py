@@ -95,7 +95,7 @@ def test_only_a_plan_for_the_disk_asks_for_disk_slots() -> None:
 
 
 def test_a_loop_too_long_for_the_disk_programme_is_planned_without() -> None:
-    plan = plan_loop(20_000, slots=20, disk=Disk(5, 0.0, 0.0))
+    plan = plan_loop(20_000, slots=20, disk=Disk(500, 0.0, 0.0))
     assert "multistage" not in [plan.name, *(option.name for option in plan.alternatives)]
     assert plan.name == "staged"
 
