@@ -5,11 +5,16 @@ which are what the step closes over. Gradients are computed with respect to both
 tensor from outside that is part of a graph itself is no leaf, and going back through a step must
 not go on into that graph. So a leaf stands in for it while a step runs: a mode puts it into the
 place of the tensor wherever that is an argument. The mode is on only if such a tensor is in reach.
+
+Own leaves and stand-ins are guarded: a tensor that a step has computed and put aside (a list of
+losses) leads to them, and a gradient that comes to them that way would go no further.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn
 from weakref import ref
 
@@ -20,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from ...errors import UnsupportedError
 from .reach import Reach
 
-__all__ = ["Captures", "mark_as_own"]
+__all__ = ["Captures", "gradients_of"]
 
 _AccumulateGrad = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
@@ -33,6 +38,8 @@ class _Table:
         self.leaves: list[Tensor] = []  # as the graph of a step knows them
         self.numbers: dict[int, int] = {}  # of leaves, by id; they are held, so ids stay
         self.is_complete = False
+        self.guard = _Guard()
+        self.hooks = {0: self.guard}  # of leaves that are the loop's own
 
     def add(self, source: Tensor, leaf: Tensor) -> int:
         number = self.numbers[id(leaf)] = len(self.sources)
@@ -46,7 +53,7 @@ class Captures:
 
     def __init__(self, reach: Reach) -> None:
         self._table = _Table()
-        self._mode = _StandIns(self._table) if reach.has_graphs else None
+        self._mode = _StandIns(self._table, reach.graphs) if reach.has_graphs else None
         self._marks: list[tuple[int, int]] = []  # versions and addresses
         self._start = 0  # the number of the first node that a step may make
         if torch.is_grad_enabled():
@@ -68,9 +75,16 @@ class Captures:
         """The same as leaves of a step's graph."""
         return self._table.leaves
 
-    def standing_in(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def standing_in(self) -> Iterator[None]:
         """Run steps with leaves in the place of parts of graphs, if there are any."""
-        return nullcontext() if self._mode is None else self._mode
+        mode: AbstractContextManager[Any] = nullcontext() if self._mode is None else self._mode
+        with mode, self._table.guard.off_duty():
+            yield
+
+    def mark_as_own(self, leaf: Tensor) -> None:
+        """Guard a leaf that a step was given, and know it if it is found behind another step."""
+        leaf._backward_hooks = self._table.hooks  # type: ignore[assignment]
 
     def met_by(self, ends: list[Tensor], given: list[Tensor], step: int) -> list[int]:
         """Return the numbers of what a new step closes over: what its graph leads to.
@@ -136,11 +150,20 @@ class Captures:
     def complete(self) -> None:
         """Take note that all steps have been run: what they use now is all that they use."""
         self._table.is_complete = True
+        if self._mode is not None:
+            self._mode.outside = {}
         self._marks = [(source._version, _address(source)) for source in self.sources]
 
     def check(self) -> None:
         """Raise, as autograd does, if one was written to since."""
         for source, (version, address) in zip(self.sources, self._marks, strict=True):
+            if not source.requires_grad:
+                raise RuntimeError(
+                    f"a tensor [{source.dtype} {list(source.shape)}] that the step of a "
+                    "checkpointed loop closes over required grad when the loop ran and does not "
+                    "now, when its steps run again; call requires_grad_(False) after the backward "
+                    "pass"
+                )
             if (source._version, _address(source)) != (version, address):
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an "
@@ -154,7 +177,7 @@ class Captures:
         """Note a leaf that is not the step's own."""
         number = self._table.numbers.get(id(leaf))
         if number is None:
-            if hasattr(leaf, "_remat_step"):
+            if leaf._backward_hooks is self._table.hooks:
                 _refuse(step, "made by an earlier step and put aside")
             if self._table.is_complete:
                 return  # a leaf that the step has made for itself
@@ -165,9 +188,10 @@ class Captures:
 class _StandIns(TorchFunctionMode):
     """Puts leaves into the place of tensors that are parts of graphs from outside."""
 
-    def __init__(self, table: _Table) -> None:
+    def __init__(self, table: _Table, outside: list[Tensor]) -> None:
         super().__init__()
         self._table = table
+        self.outside = {id(tensor): tensor for tensor in outside}  # known to be, held meanwhile
         self._leaves: dict[int, tuple[Tensor, Tensor]] = {}  # by id: the tensor, its stand-in
         self.start = 0
 
@@ -183,9 +207,12 @@ class _StandIns(TorchFunctionMode):
             if pair is not None:
                 return pair[1]
             node: Any = value.grad_fn
-            if node is None or self._table.is_complete or node._sequence_nr() >= self.start:
+            if node is None or self._table.is_complete:
                 return value
+            if node._sequence_nr() >= self.start and id(value) not in self.outside:
+                return value  # (other threads count by themselves, so numbers alone do not tell)
             leaf = value.detach().requires_grad_()
+            leaf._backward_hooks = self._table.hooks  # type: ignore[assignment]
             self._leaves[id(value)] = value, leaf
             self._table.add(value, leaf)
             return leaf
@@ -194,9 +221,74 @@ class _StandIns(TorchFunctionMode):
         return value
 
 
-def mark_as_own(leaf: Tensor) -> None:
-    """Mark a leaf that a step was given, to be known if it is found behind another step."""
-    leaf._remat_step = True  # type: ignore[attr-defined]
+class _Guard:
+    """Stops gradients that come to a loop's leaves while the loop neither runs nor goes back."""
+
+    def __init__(self) -> None:
+        self._runs = 0  # ahead and back, now
+
+    def __call__(self, gradient: Tensor) -> None:
+        if not self._runs:
+            raise UnsupportedError(
+                "a gradient came to a tensor that a step of a checkpointed loop has computed and "
+                "put aside (in a list, in an attribute), and gradients do not flow from there; "
+                "return it instead: in the state, or as an output of remat.checkpointed_scan"
+            )
+
+    @contextmanager
+    def off_duty(self) -> Iterator[None]:
+        self._runs += 1
+        try:
+            yield
+        finally:
+            self._runs -= 1
+
+
+class _Thread(threading.local):
+    quiet = False  # while parts of gradients are computed
+
+
+_thread = _Thread()
+
+
+class _Hook:
+    """A hook of somebody else's leaf: it is for whole gradients, not for those of single steps."""
+
+    def __init__(self, hook: Callable[[Tensor], Any]) -> None:
+        self._hook = hook
+
+    def __call__(self, gradient: Tensor) -> Any:
+        return None if _thread.quiet else self._hook(gradient)
+
+
+def gradients_of(
+    ends: Sequence[Tensor],
+    own: Sequence[Tensor],
+    captured: Sequence[Tensor],
+    seeds: Sequence[Tensor],
+    *,
+    retain_graph: bool = False,
+) -> Sequence[Tensor | None]:
+    """Go back from ends of a step to its leaves, and call no hooks of what it closes over."""
+    hooked = [leaf._backward_hooks for leaf in captured if leaf._backward_hooks]
+    for hooks in hooked:
+        for key, hook in hooks.items():
+            if type(hook) not in (_Hook, _Guard):
+                hooks[key] = _Hook(hook)
+    before, _thread.quiet = _thread.quiet, bool(hooked) or _thread.quiet
+    try:
+        return torch.autograd.grad(
+            ends, [*own, *captured], seeds, allow_unused=True, retain_graph=retain_graph
+        )
+    except RuntimeError as error:
+        if "a second time" in str(error):
+            error.add_note(
+                "A step of a checkpointed loop uses what an earlier step has computed and put "
+                "aside; compute it before the loop, or in every step"
+            )
+        raise
+    finally:
+        _thread.quiet = before
 
 
 def _refuse(step: int, why: str) -> NoReturn:

@@ -1,7 +1,8 @@
 """What steps do beside returning a state: writes to tensors from outside, and random numbers.
 
 What steps write to (the statistics of batch normalisation, say) is part of the state, although
-nobody says so; the same goes for the generators that they draw from. The first step is watched op
+nobody says so; the same goes for tensors that they put into the place of a module's buffer, and for
+the generators that they draw from. The first step is watched op
 by op. So are the others on the way ahead, if the step reaches modules with buffers; if not, the
 versions of tensors in reach tell at the end whether something was missed.
 """
@@ -13,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,7 +30,8 @@ class Around(NamedTuple):
     """What belongs to a state although the step does not say so."""
 
     generators: dict[torch.Generator, Tensor]  # where they stand
-    written: dict[int, Tensor]  # the values of tensors from outside, by id
+    written: dict[int, Tensor]  # the bytes of memory from outside, by its address
+    buffers: list[dict[str, Tensor | None]]  # of modules in reach
 
 
 class Effects:
@@ -40,8 +41,9 @@ class Effects:
         self.watches_all = reach.has_buffers
         self._generators = _default_generators()
         self._written: dict[int, Tensor] = {}
-        self._first = Around({}, {})  # what each was before any step touched it
-        self._known = Around({}, {})  # what each was when it was last looked at
+        self._modules = reach.modules
+        self._first = Around({}, {}, [])  # what each was before any step touched it
+        self._known = Around({}, {}, [])  # what each was when it was last looked at
         self._versions = [(tensor, tensor._version) for tensor in reach.tensors]
         self.around()
 
@@ -51,9 +53,9 @@ class Effects:
 
     def saw(self, watch: StepWatch) -> None:
         """Take note of what a step has shown."""
-        for key, (tensor, before) in watch.written.items():
+        for key, (memory, before) in watch.written.items():
             if key not in self._written:
-                self._written[key] = tensor
+                self._written[key] = memory
                 self._first.written[key] = self._known.written[key] = before
         for generator, state in watch.generators.items():
             if generator not in self._generators:
@@ -64,7 +66,7 @@ class Effects:
     def complete(self, began: Around) -> None:
         """Take note that all steps have been run; leave alone what none has touched."""
         for tensor, version in self._versions:
-            if tensor._version != version and id(tensor) not in self._written:
+            if tensor._version != version and _address(tensor) not in self._written:
                 raise UnsupportedError(
                     f"a step wrote to a tensor of shape {list(tensor.shape)} that it closes over, "
                     "which step 0 did not do, so that its earlier values are lost. Keep it in the "
@@ -74,35 +76,36 @@ class Effects:
         self.around()
         now, then = self._known.generators, {**self._first.generators, **began.generators}
         self._generators = [g for g in self._generators if now[g] is not then[g]]
-        self._known = Around({g: now[g] for g in self._generators}, self._known.written)
+        self._known = Around({g: now[g] for g in self._generators}, self._known.written, [])
 
     def around(self) -> Around:
         """Return how all of it is now; what did not change is the same object as before."""
-        generators, written = self._known
+        generators, written, _ = self._known
         for generator in self._generators:
             state = generator.get_state()
             if generator not in generators or not torch.equal(state, generators[generator]):
                 generators[generator] = state
-        for key, tensor in self._written.items():
-            value = tensor.detach()
-            if not torch.equal(value, written[key]):
-                written[key] = value.clone()
-        return Around(dict(generators), dict(written))
+        for key, memory in self._written.items():
+            if not torch.equal(memory, written[key]):
+                written[key] = memory.clone()
+        buffers = [dict(module._buffers) for module in self._modules]
+        return Around(dict(generators), dict(written), buffers)
 
     def go_to(self, around: Around) -> None:
         """Set all of it as it was then."""
-        generators, written = self._known
+        generators, written, _ = self._known
         for generator in self._generators:
             state = around.generators.get(generator)
             state = self._first.generators[generator] if state is None else state
             generator.set_state(state)
             generators[generator] = state
-        for key, tensor in self._written.items():
+        for key, memory in self._written.items():
             value = around.written.get(key)
             value = self._first.written[key] if value is None else value
-            with torch.no_grad(), _unsafe_preserve_version_counter(tensor):
-                tensor.copy_(value)
+            memory.copy_(value)
             written[key] = value
+        for module, buffers in zip(self._modules, around.buffers, strict=True):
+            module._buffers.update(buffers)
 
 
 class StepWatch(TorchDispatchMode):
@@ -114,7 +117,7 @@ class StepWatch(TorchDispatchMode):
         super().__init__()
         self.peak_bytes = 0
         self.works_in_place = False  # on what it was given
-        self.written: dict[int, tuple[Tensor, Tensor]] = {}  # by id: a tensor, what it was before
+        self.written: dict[int, tuple[Tensor, Tensor]] = {}  # by address: memory, what it was
         self.generators: dict[torch.Generator, Tensor] = {}  # and where they stood
         self._given = {_address(value) for value in given}
         self._made: dict[int, tuple[StorageWeakRef, int]] = {}  # by address: a storage, its bytes
@@ -155,7 +158,7 @@ class StepWatch(TorchDispatchMode):
         for key in numbers:
             value = kwargs.get(key) if isinstance(key, str) else args[key : key + 1]
             for tensor in flat(value):
-                if isinstance(tensor, Tensor) and id(tensor) not in self.written:
+                if isinstance(tensor, Tensor):
                     self._before_write(tensor)
 
     def _before_write(self, tensor: Tensor) -> None:
@@ -165,8 +168,9 @@ class StepWatch(TorchDispatchMode):
             return
         if address in self._given:
             self.works_in_place = True
-        elif address != _NOWHERE:
-            self.written[id(tensor)] = tensor, tensor.detach().clone()
+        elif address != _NOWHERE and address not in self.written:
+            memory = _bytes_of(tensor)
+            self.written[address] = memory, memory.clone()
 
 
 _NOWHERE = 0
@@ -178,6 +182,11 @@ def _address(value: Any) -> int:
         return _NOWHERE
     address: int = value.untyped_storage()._cdata
     return address
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """Return all of the memory that a tensor lies over; it counts writes by itself."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def _default_generators() -> list[torch.Generator]:

@@ -127,7 +127,8 @@ class _Pass:
         self.traced = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         tracked = [self.traced and _is_tracked(leaf) for leaf in leaves]
         self.given = [*leaves, *inputs]  # until they are tied to what comes out
-        self.initial = steps.initial([_detached(leaf) for leaf in leaves], tracked)
+        once = {id(leaf): _detached(leaf) for leaf in leaves}  # what is one tensor stays one
+        self.initial = steps.initial([once[id(leaf)] for leaf in leaves], tracked)
         self.around = steps.effects.around()  # when the loop began
         self.final = self.initial
         self.count = len(leaves)

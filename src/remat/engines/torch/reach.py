@@ -24,8 +24,10 @@ class Reach:
 
     def __init__(self, functions: Sequence[Any]) -> None:
         self.tensors: list[Tensor] = []
-        self.has_graphs = False  # a tensor that is part of a graph
-        self.has_buffers = False  # a module with buffers
+        self.graphs: list[Tensor] = []  # that are parts of graphs
+        self.has_graphs = False  # or there may be some
+        self.modules: list[torch.nn.Module] = []  # that have buffers
+        self.has_buffers = False  # or there may be some
         seen: set[int] = set()
         stack = list(functions)
         while stack:
@@ -41,11 +43,13 @@ class Reach:
             else:
                 if isinstance(value, torch.nn.Module) and value._buffers:
                     self.has_buffers = True
+                    self.modules.append(value)
                 stack += _referents(value)
 
     def _meet(self, tensor: Tensor) -> None:
         if tensor.grad_fn is not None:
             self.has_graphs = True
+            self.graphs.append(tensor)
         elif not (tensor.requires_grad or tensor.is_inference()):
             self.tensors.append(tensor)
 

@@ -21,8 +21,9 @@ from ...errors import RecomputeMismatchError, UnsupportedError
 from ...loops import Measured
 from ...stores import Arrays
 from .arrays import TorchArrays
-from .captures import Captures, mark_as_own
+from .captures import Captures, gradients_of
 from .effects import Around, Effects, StepWatch
+from .kinds import is_ordinary
 from .reach import Reach
 
 __all__ = ["Gradients", "HeldState", "LiveState", "Outputs", "PerStep", "Recording", "Steps"]
@@ -106,7 +107,7 @@ class Steps:
     def advance(self, state: LiveState, start: int, stop: int) -> LiveState:
         started = time.perf_counter()
         for step in range(start, stop):
-            own, inputs = self._own(state), self.inputs.take(step)
+            own, inputs = self._own(state), self._take(step)
             is_new = step >= self._reached
             results, outputs = self._run(own, inputs, step, is_new=is_new)
             known = len(self.captures)
@@ -139,7 +140,7 @@ class Steps:
         is_new = start >= self._reached
         used: dict[int, None] = {}
         for step in range(start, stop):
-            inputs.append(self.inputs.take(step))
+            inputs.append(self._take(step))
             before = results
             results, output = self._run(results, inputs[-1], step, is_new=is_new)
             if is_new:
@@ -182,7 +183,7 @@ class Steps:
             if number in self.sums:
                 ends.append(leaf)
                 seeds.append(self.sums.pop(number))
-        found = torch.autograd.grad(ends, [*own.values(), *captured], seeds, allow_unused=True)
+        found = gradients_of(ends, [*own.values()], captured, seeds)
         del ends, seeds
         for number, total in zip(recorded.used, found[len(own) :], strict=True):
             if total is not None:
@@ -262,6 +263,10 @@ class Steps:
                 "do; write to a copy (x = x + 1 instead of x += 1), or do so in every step"
             )
         results = [new] if self._single and type(new) is Tensor else self._checked(new, step)
+        if is_new and self._works_in_place and len(own) > 1:
+            _refuse_shared(results, step)
+            if not step:
+                _refuse_shared(own, step)
         return results, self.outputs.flat(output) if self.outputs.wanted else []
 
     def _search(self, ends: list[Any], given: list[Any], step: int) -> list[int]:
@@ -277,7 +282,7 @@ class Steps:
         if self._single and isinstance(state.leaves[0], Tensor):
             own = state.leaves[0].detach()
             if state.tracked[0]:
-                mark_as_own(own.requires_grad_())
+                self.captures.mark_as_own(own.requires_grad_())
             return [own]
         found = []
         known: dict[int, Any] = {}  # what is one tensor stays one tensor
@@ -288,9 +293,19 @@ class Steps:
                 if mine is None:
                     mine = known[id(leaf)] = leaf.detach()
                     if tracked:
-                        mark_as_own(mine.requires_grad_())
+                        self.captures.mark_as_own(mine.requires_grad_())
             found.append(mine)
         return found
+
+    def _take(self, step: int) -> list[Any]:
+        """Return the entries of `xs` for a step, as leaves of its graph."""
+        if not self.inputs.leaves:
+            return []
+        entries = self.inputs.take(step)
+        for entry, tracked in zip(entries, self.inputs.tracked, strict=True):
+            if tracked:
+                self.captures.mark_as_own(entry.requires_grad_())
+        return entries
 
     def _watched(self, given: list[Any]) -> AbstractContextManager[Any]:
         """Watch the very first run of a step, or those of all steps on the way ahead."""
@@ -356,11 +371,11 @@ class Steps:
         """Go back through a step for nothing, and return the peak."""
         ends = [r for r in _tensors(recorded.results) if r.requires_grad]
         wanted = [*_differentiable([*recorded.own, *recorded.inputs[0]]).values()]
-        wanted += [self.captures.leaves[number] for number in recorded.used]
-        if ends and wanted:
+        captured = [self.captures.leaves[number] for number in recorded.used]
+        if ends and (wanted or captured):
             with first:
                 seeds = [torch.zeros_like(end) for end in ends]
-                torch.autograd.grad(ends, wanted, seeds, retain_graph=True, allow_unused=True)
+                gradients_of(ends, wanted, captured, seeds, retain_graph=True)
         return first.peak_bytes
 
 
@@ -389,14 +404,8 @@ class PerStep:
         self.gradients: list[Tensor | None] = []
 
     def take(self, step: int) -> list[Any]:
-        """Return the entries of a step, as leaves of its graph."""
-        if not self.leaves:
-            return []
-        entries = [leaf[step] for leaf in self.leaves]
-        for entry, tracked in zip(entries, self.tracked, strict=True):
-            if tracked:
-                mark_as_own(entry.requires_grad_())
-        return entries
+        """Return the entries of a step."""
+        return [leaf[step] for leaf in self.leaves]
 
     def start_gradients(self) -> None:
         self.gradients = [None] * len(self.leaves)
@@ -492,6 +501,24 @@ def _state_of(results: list[Any]) -> LiveState:
             leaves.append(result)
             tracked.append(False)
     return LiveState(leaves, tracked)
+
+
+def _refuse_shared(leaves: list[Any], step: int) -> None:
+    """Refuse tensors that lie over the same memory, if steps write to them."""
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for tensor in {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}.values():
+        if not is_ordinary(tensor) or not tensor.numel():
+            continue
+        start = int(tensor.storage_offset())
+        last = sum(n * (size - 1) for n, size in zip(tensor.stride(), tensor.shape, strict=True))
+        span = start * tensor.element_size(), (start + last + 1) * tensor.element_size()
+        known = spans.setdefault(tensor.untyped_storage()._cdata, [])
+        if any(span[0] < end and begin < span[1] for begin, end in known):
+            raise UnsupportedError(
+                f"step {step} works in place, and two tensors of its state lie over the same "
+                "memory, so that one changes with the other; clone() one of them"
+            )
+        known.append(span)
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
