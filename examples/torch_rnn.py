@@ -1,11 +1,12 @@
-"""A recurrent network on PyTorch, trained through 2000 steps in the memory of a few dozen states."""
+"""A recurrent network on PyTorch, trained through 600 steps in the memory of some of them."""
 
 import torch
 
 import remat
 
 torch.manual_seed(0)
-length, batch, features, hidden = 2000, 16, 4, 32
+torch.set_num_threads(1)  # steps this small gain nothing from more
+length, batch, features, hidden = 600, 16, 4, 32
 inputs = torch.randn(length, batch, features)
 target = inputs.cumsum(0).mean(-1).tanh()
 cell = torch.nn.GRUCell(features, hidden)
