@@ -11,7 +11,9 @@ import pytest
 import remat
 
 NAMES = [
+    "ActivationCheckpointer",
     "BudgetTooSmallError",
+    "CheckpointConfig",
     "CheckpointGroup",
     "CheckpointNode",
     "CheckpointProfiler",
@@ -30,6 +32,7 @@ NAMES = [
     "adaptive_checkpoint",
     "checkpoint",
     "checkpoint_segment",
+    "checkpoint_sequential",
     "checkpointed_loop",
     "checkpointed_scan",
     "checkpointed_while",

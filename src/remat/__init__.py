@@ -9,11 +9,13 @@ from .errors import (
     StoreError,
     UnsupportedError,
 )
+from .faces.chains import ActivationCheckpointer, CheckpointConfig
 from .faces.gradients import grad, value_and_grad
 from .faces.groups import CheckpointGroup
 from .faces.loops import checkpointed_loop, checkpointed_scan, checkpointed_while
 from .faces.scopes import CheckpointNode, CheckpointScope, is_checkpoint, mark_checkpoint
 from .faces.segments import adaptive_checkpoint, checkpoint, checkpoint_segment
+from .faces.sequential import checkpoint_sequential
 from .faces.verifying import verify
 from .reports.profiler import CheckpointProfiler
 from .schedules import (
@@ -29,7 +31,9 @@ from .verification import Verification
 __version__ = "0.1.0"
 
 __all__ = [
+    "ActivationCheckpointer",
     "BudgetTooSmallError",
+    "CheckpointConfig",
     "CheckpointGroup",
     "CheckpointNode",
     "CheckpointProfiler",
@@ -48,6 +52,7 @@ __all__ = [
     "adaptive_checkpoint",
     "checkpoint",
     "checkpoint_segment",
+    "checkpoint_sequential",
     "checkpointed_loop",
     "checkpointed_scan",
     "checkpointed_while",

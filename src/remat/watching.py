@@ -45,6 +45,9 @@ class Watcher(Protocol):
     def recomputed(self, region: int, ops: int, seconds: float) -> None:
         """A region, or a part of it, was computed again; `ops` counts calls (ops, or steps)."""
 
+    def rounded(self, region: int, error: float) -> None:
+        """A store has rounded what a region holds, with this error at most."""
+
     def traced(self, region: int, trace: Trace) -> None:
         """What the region did, op by op, if the engine can tell."""
 

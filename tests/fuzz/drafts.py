@@ -80,6 +80,9 @@ class Draft:
         if not outputs:
             return None
         mode, backward = ops.draw_mode(rng, self.leaves())
+        # (With a graph of the backward pass autocast caches casts of leaves there; any hook on a
+        # saved tensor, also one that does nothing, makes another leaf of it, and other roundings.)
+        is_twice = any("create_graph" in line for line in backward)
         return Program(
             seed=self.seed,
             head=tuple(self.head),
@@ -88,7 +91,7 @@ class Draft:
             mode=mode,
             backward=(*self._meddling(items), *backward),
             autocast=autocast,
-            backward_autocast=rng.random() < 0.06,
+            backward_autocast=rng.random() < 0.06 and not is_twice,
             backward_scope=rng.random() < 0.04,
             profiled=rng.random() < 0.1,
             in_thread=rng.random() < 0.04,

@@ -271,7 +271,16 @@ def recycled(x: Tensor) -> Tensor:
 def kept_twice() -> torch.autograd.graph.saved_tensors_hooks:
     """Hooks of the user's own."""
     return torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: (tensor.clone(), tensor.detach()), lambda kept: kept[0]
+        lambda tensor: (_copied(tensor), tensor.detach()), lambda kept: kept[0]
+    )
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """A copy that is laid out in the same way: kernels may sum in another order otherwise."""
+    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        return tensor.detach().clone()
+    return torch.empty(0, dtype=tensor.dtype).set_(
+        tensor.untyped_storage().clone(), tensor.storage_offset(), tensor.size(), tensor.stride()
     )
 
 

@@ -6,7 +6,17 @@ import pytest
 
 from remat import BudgetTooSmallError
 from remat.loops import LoopOptions, Measured
-from remat.schedules import Advance, Revolve, Save, StoreAll, Uniform, simulate
+from remat.schedules import (
+    Advance,
+    Given,
+    Mixed,
+    Revolve,
+    Save,
+    Schedule,
+    StoreAll,
+    Uniform,
+    simulate,
+)
 from remat.schedules.actions import Sizes
 
 MEASURED = Measured(state_bytes=100, tape_bytes=500, working_bytes=1500)
@@ -18,6 +28,45 @@ MEASURED = Measured(state_bytes=100, tape_bytes=500, working_bytes=1500)
 )
 def test_fixed_schedules(name, expected) -> None:
     assert list(LoopOptions(50, 4, None, name).choose(None)) == list(expected)
+
+
+def test_a_schedule_is_run_as_it_is() -> None:
+    schedule = Given(5, (2,))
+    options = LoopOptions(5, None, None, schedule)
+    assert not options.needs_measuring
+    assert options.choose(MEASURED) is options.choose(None) is schedule
+
+
+def test_a_schedule_for_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="schedule is for 5 steps, the loop has 6"):
+        LoopOptions(6, None, None, Given(5, (2,)))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "held"),
+    [
+        (Given(7, (1, 4)), [1, 4]),
+        (Given(7, ()), []),
+        (Given(7, (6,)), [6]),
+        (Given(1, ()), []),
+        (Given(0, ()), []),
+        (StoreAll(5), []),
+        (Revolve(10, 2), [4, 7]),
+        (Mixed(10, 4), None),
+    ],
+    ids=repr,
+)
+def test_the_sweep_of_a_schedule(schedule: Schedule, held: list[int] | None) -> None:
+    at, saved = 0, []
+    for action in LoopOptions(schedule.steps, None, None, schedule).sweep(8):
+        if isinstance(action, Advance):
+            assert action.start == at
+            at = action.stop
+        else:
+            assert action == Save(at)
+            saved.append(at)
+    assert at == schedule.steps
+    assert held is None or saved == held
 
 
 @pytest.mark.parametrize("slots", [0, 1, 4, 20])

@@ -81,7 +81,7 @@ class Watch:
     def backward(self, steps):
         self.counts["backward"] += steps
 
-    def holds_state(self, step, state):
+    def holds_state(self, step, state, nbytes):
         assert state == step
         self.held.add(("state", step))
 

@@ -1,5 +1,6 @@
 """What hypothesis draws: schedules of every class, with the room that each may take."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 from hypothesis import settings
@@ -8,12 +9,14 @@ from hypothesis import strategies as st
 from remat.schedules import (
     Blocks,
     Disk,
+    Given,
     Mixed,
     Multistage,
     Online,
     Revolve,
     Schedule,
     Sizes,
+    Staged,
     StoreAll,
     Uniform,
 )
@@ -57,9 +60,25 @@ def blocks(draw: st.DrawFn) -> Limited:
 
 
 @st.composite
+def at_given_positions(draw: st.DrawFn) -> Limited:
+    n = draw(steps)
+    positions = tuple(sorted(draw(st.sets(st.integers(1, n - 1))))) if n > 1 else ()
+    parts = [b - a for a, b in pairwise((0, *positions, n))]
+    # With part p taped (but for its last step), the states before it are held, and those only.
+    most = max(number + max(0, part - 1) for number, part in enumerate(parts))
+    return Limited(Given(n, positions), max(most, len(positions)))
+
+
+@st.composite
 def multistage(draw: st.DrawFn) -> Limited:
     memory, disk = draw(st.integers(0, 4)), draw(st.integers(0, 4))
     return Limited(Multistage(draw(steps), memory, disk, draw(costs), draw(costs)), memory, disk)
+
+
+@st.composite
+def staged(draw: st.DrawFn) -> Limited:
+    schedule = Staged(draw(steps), draw(st.integers(1, 4)), draw(st.integers(1, 9)))
+    return Limited(schedule, schedule.slots, schedule.disk_slots)
 
 
 # What never uses a disk: its room is left at 0.
@@ -71,5 +90,6 @@ in_memory = st.one_of(
     st.builds(lambda n, s: Limited(Mixed(n, s), s), steps, slots),
     mixed(),
     blocks(),
+    at_given_positions(),
 )
-any_schedule = st.one_of(in_memory, multistage())
+any_schedule = st.one_of(in_memory, multistage(), staged())

@@ -95,8 +95,15 @@ def test_only_a_plan_for_the_disk_asks_for_disk_slots() -> None:
 
 
 def test_a_loop_too_long_for_the_disk_programme_is_planned_without() -> None:
-    plan = plan_loop(20_000, slots=20, disk=Disk(5, 0.0, 0.0))
-    assert plan.name == "revolve"
+    plan = plan_loop(20_000, slots=20, disk=Disk(500, 0.0, 0.0))
+    assert "multistage" not in [plan.name, *(option.name for option in plan.alternatives)]
+    assert plan.name == "staged"
+
+
+def test_a_plan_says_that_it_uses_few_of_the_disk_slots() -> None:
+    plan = plan_loop(4000, slots=3, disk=Disk(4000, 500.0, 500.0))
+    assert plan.name == "multistage"
+    assert "of 4000 disk slots are planned" in plan.reason
 
 
 def test_the_default_number_of_checkpoints_is_the_root() -> None:

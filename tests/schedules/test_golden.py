@@ -9,6 +9,7 @@ from remat.schedules import (
     Backward,
     Blocks,
     Drop,
+    Given,
     Mixed,
     Multistage,
     Online,
@@ -26,6 +27,16 @@ from remat.schedules import (
 CALLER, DISK = Tier.CALLER, Tier.DISK
 
 ORDERS = [
+    (
+        Given(6, (1, 4)),  # the last part is taped at once, the others when it is their turn
+        [
+            *(Advance(0, 1), Save(1), Advance(1, 4), Save(4)),
+            *(Tape(4), Backward(5), Backward(4)),
+            *(Tape(1), Tape(2), Backward(3), Backward(2), Backward(1)),
+            Backward(0),
+        ],
+    ),
+    (Given(3, ()), list(StoreAll(3))),
     (Revolve(1, 3), [Backward(0)]),
     (
         Revolve(3, 0),  # nothing can be held: from the start again, each time

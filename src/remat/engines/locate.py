@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 from .. import trees
 from ..errors import UnsupportedError
 from ..segments import SegmentOptions
+from ..stores import Arrays
 from ..verification import Verification
 
 __all__ = ["Engine", "ScopeEngine", "engine_for", "engine_of_call", "engine_with_scopes"]
@@ -18,6 +19,8 @@ __all__ = ["Engine", "ScopeEngine", "engine_for", "engine_of_call", "engine_with
 
 class Engine(Protocol):
     """What an engine brings; a module can be one."""
+
+    ARRAYS: Arrays  # what stores have to know of its arrays
 
     def run_loop(self, function: Any, state: Any, options: Any, **keywords: Any) -> Any: ...
 

@@ -15,6 +15,7 @@ __all__ = [
     "adaptive_checkpoint",
     "checkpoint",
     "checkpoint_segment",
+    "refuse_reentrant",
     "run_or_wrap",
     "run_segment",
     "without_checkpoint",
@@ -55,7 +56,7 @@ def checkpoint(
     array([1., 1.])
     """
     if use_reentrant:
-        _refuse_reentrant()
+        refuse_reentrant()
     options = _WITH_RANDOM_STATE if preserve_rng_state else _WITHOUT_RANDOM_STATE
     if inputs and callable(fn):
         return run_segment(fn, inputs, kwargs, options)
@@ -87,7 +88,7 @@ def adaptive_checkpoint(
     True
     """
     if use_reentrant:
-        _refuse_reentrant()
+        refuse_reentrant()
     # A compiler cannot say beforehand what a segment would hold, and it does not trace text.
     limit = 0 if is_compiling() else parse_bytes(threshold, name="threshold")
     options = SegmentOptions(preserve_rng_state, limit)
@@ -113,7 +114,7 @@ def checkpoint_segment(
     (array([3., 4.]), array([1., 2.]))
     """
     if use_reentrant:
-        _refuse_reentrant()
+        refuse_reentrant()
     if not callable(fn):
         raise TypeError(f"fn is a function of a sequence, got {type(fn).__name__}")
     if isinstance(inputs, str | bytes) or not isinstance(inputs, Sequence):
@@ -170,7 +171,7 @@ def wrap(fn: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
     return checkpointed
 
 
-def _refuse_reentrant() -> None:
+def refuse_reentrant() -> None:
     raise ValueError(
         "use_reentrant=True is not supported: re-entrant checkpointing loses gradients of what is "
         "closed over and cannot be nested; leave it out or pass False"

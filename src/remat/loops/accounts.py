@@ -110,6 +110,11 @@ class Account:
         for watcher, number in zip(self.watchers, self._numbers, strict=True):
             watcher.recomputed(number, ops, seconds)
 
+    def rounded(self, error: float) -> None:
+        if error:
+            for watcher, number in zip(self.watchers, self._numbers, strict=True):
+                watcher.rounded(number, error)
+
     def _hold(self, key: Hashable, size: int, told: tuple[Watcher, ...]) -> bool:
         if key in self._told_held:
             return False
@@ -175,8 +180,8 @@ class LoopTales:
         if self._progress:
             self._progress.backward(steps)
 
-    def holds_state(self, step: int, state: Any) -> None:
-        self._hold(("state", step), self._nbytes(state))
+    def holds_state(self, step: int, state: Any, nbytes: int | None) -> None:
+        self._hold(("state", step), self._nbytes(state) if nbytes is None else nbytes)
 
     def frees_state(self, step: int) -> None:
         self._account.frees((self._loop, "state", step))

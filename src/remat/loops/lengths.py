@@ -110,12 +110,14 @@ class KnownLength:
     ) -> tuple[Run, Any]:
         options, first = self._options, None
         if not traced:
-            run: Run = LoopRun(steps, initial, options.steps, watcher=watcher)
+            shelves = _shelves(options.store, steps, two_tiers=False) if options.is_planned else {}
+            run: Run = LoopRun(steps, initial, options.steps, watcher=watcher, shelves=shelves)
             return run, run.forward(options.sweep(steps.state_bytes(initial)))
         if self._schedule is None:
             first = self._choose(steps, initial, weighed)
         assert self._schedule is not None
-        if not steps.needs_gradients:
+        # (What a planned loop does may differ from step to step: the first one proves nothing.)
+        if not steps.needs_gradients and not options.is_planned:
             run = LoopRun(steps, initial, options.steps, first=first, watcher=watcher)
             return run, run.forward(options.sweep(steps.state_bytes(initial)))
         shelves = _shelves(options.store, steps, two_tiers=options.has_two_tiers)
@@ -140,7 +142,8 @@ class KnownLength:
             first, measured = steps.measure(initial, exactly=exactly)
             if weighed:
                 weighed(measured)
-            measured = measured.stored(_stored_bytes(options.store, steps, initial))
+            if options.needs_measuring:
+                measured = measured.stored(_stored_bytes(options.store, steps, initial))
             if options.has_two_tiers:
                 disk = self._weigh_disk(steps, initial, first, measured.state_bytes)
         elif options.steps:

@@ -11,11 +11,13 @@ from ..errors import BudgetTooSmallError
 from ..schedules import (
     Action,
     Advance,
+    Backward,
     Disk,
     Revolve,
     Save,
     Schedule,
     StoreAll,
+    Tape,
     Uniform,
     compute_checkpoint_positions,
     plan_loop,
@@ -54,7 +56,7 @@ class LoopOptions:
     steps: int
     num_checkpoints: int | None
     memory_budget: Budget | None
-    schedule: ScheduleName
+    schedule: ScheduleName | Schedule  # a schedule: to be run as it is, whatever a step takes
     store: Store = field(default_factory=MemoryStore)
 
     def __post_init__(self) -> None:
@@ -62,6 +64,12 @@ class LoopOptions:
         if self.num_checkpoints is not None:
             whole_number(self.num_checkpoints, "num_checkpoints")
         check_budget(self.num_checkpoints, self.memory_budget)
+        if isinstance(self.schedule, Schedule):
+            if self.schedule.steps != self.steps:
+                raise ValueError(
+                    f"schedule is for {self.schedule.steps} steps, the loop has {self.steps}"
+                )
+            return
         if self.schedule not in get_args(ScheduleName):
             names = ", ".join(map(repr, get_args(ScheduleName)))
             raise ValueError(f"schedule is one of {names}, got {self.schedule!r}")
@@ -72,12 +80,19 @@ class LoopOptions:
             )
 
     @property
+    def is_planned(self) -> bool:
+        """Whether the schedule was made beforehand: where states rest is somebody's plan, too."""
+        return isinstance(self.schedule, Schedule)
+
+    @property
     def has_two_tiers(self) -> bool:
         """Whether states rest in memory and on disk; a fixed schedule has them all on disk."""
         return isinstance(self.store, DiskStore) and self.schedule == "auto"
 
     @property
     def needs_measuring(self) -> bool:
+        if self.is_planned:
+            return False
         return self.steps > 0 and (self.schedule == "auto" or self.memory_budget is not None)
 
     @property
@@ -88,6 +103,8 @@ class LoopOptions:
 
     def choose(self, measured: Measured | None, disk: Disk | None = None) -> Schedule:
         """Return the schedule to differentiate by."""
+        if isinstance(self.schedule, Schedule):
+            return self.schedule
         if self.memory_budget is not None and measured is not None:
             return self._within_budget(measured, disk)
         if self.schedule == "auto" and measured is not None:
@@ -104,6 +121,9 @@ class LoopOptions:
 
     def sweep(self, state_bytes: int) -> Iterator[Action]:
         """Generate the way ahead of a loop that nobody differentiates: hold states, end at n."""
+        if isinstance(self.schedule, Schedule):
+            yield from _way_ahead(self.schedule)
+            return
         slots = self.slots
         if self.memory_budget is not None:
             whole = self.steps * state_bytes
@@ -153,6 +173,17 @@ class LoopOptions:
         if self.schedule == "uniform":
             return Uniform(self.steps, slots)
         return Revolve(self.steps, slots)
+
+
+def _way_ahead(schedule: Schedule) -> Iterator[Action]:
+    """Generate what a schedule does before its way back, without tapes."""
+    for action in schedule:
+        if isinstance(action, Tape | Backward):
+            yield Advance(action.step, action.step + 1)
+        else:
+            yield action
+        if isinstance(action, Backward):
+            return
 
 
 @lru_cache(maxsize=32)

@@ -93,7 +93,8 @@ class Watcher(Protocol):
 
     def backward(self, steps: int) -> None: ...
 
-    def holds_state(self, step: int, state: Any) -> None: ...
+    def holds_state(self, step: int, state: Any, nbytes: int | None) -> None:
+        """A state is held, in so many bytes of memory if it rests in a store."""
 
     def frees_state(self, step: int) -> None: ...
 
@@ -110,13 +111,15 @@ class _Rack(Generic[Held]):
         self._shelf = shelf
         self._states: dict[int, Any] = {}  # or what goes with them, if there is a shelf
 
-    def put(self, step: int, held: Held) -> None:
+    def put(self, step: int, held: Held) -> int | None:
+        """Put a state to rest; return the memory that it takes there, if that is a shelf."""
         if self._shelf is None:
             self._states[step] = held
-        else:
-            leaves, rest = self._verbs.apart(held)
-            self._shelf.put(step, leaves)
-            self._states[step] = rest
+            return None
+        leaves, self._states[step] = self._verbs.apart(held)
+        before = self._shelf.nbytes if self._shelf.in_memory else 0
+        self._shelf.put(step, leaves)
+        return self._shelf.nbytes - before if self._shelf.in_memory else 0
 
     def get(self, step: int) -> Held:
         if self._shelf is None:
@@ -322,9 +325,9 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
                 at_rest = self._resting is not None
                 state = self._resting if at_rest else self.verbs.hold(self._wake_up())
                 assert state is not None
-                self._racks[tier].put(step, state)
+                nbytes = self._racks[tier].put(step, state)
                 if self._watcher:
-                    self._watcher.holds_state(step, state)
+                    self._watcher.holds_state(step, state, nbytes)
             case Restore(step, tier):
                 self._load(step, tier)
             case Drop(step, tier):

@@ -30,6 +30,7 @@ class RegionTotals:
     recomputed: int = 0  # how often one of them, or a part of it, was computed again
     ops: int = 0  # that were run for it: ops, calls or steps, as the engine counts
     seconds: float = 0.0
+    error: float = 0.0  # the largest that rounding a checkpoint has caused
 
 
 class Ledger:
@@ -41,7 +42,7 @@ class Ledger:
     >>> ledger.holds("input", 10)
     >>> ledger.recomputed(region, 3, 0.5)
     >>> ledger.plain_peak, ledger.held_peak, ledger.regions
-    (100, 10, [RegionTotals(name='layer', runs=1, recomputed=1, ops=3, seconds=0.5)])
+    (100, 10, [RegionTotals(name='layer', runs=1, recomputed=1, ops=3, seconds=0.5, error=0.0)])
     """
 
     def __init__(self) -> None:
@@ -81,6 +82,9 @@ class Ledger:
 
     def recomputed(self, region: int, ops: int, seconds: float) -> None:
         self._tell(self._enter_recomputed, region, ops, seconds)
+
+    def rounded(self, region: int, error: float) -> None:
+        self._tell(self._enter_rounded, region, error)
 
     def traced(self, region: int, trace: Trace) -> None:
         self._tell(self._traces.__setitem__, region, trace)
@@ -153,6 +157,10 @@ class Ledger:
         totals.recomputed += 1
         totals.ops += ops
         totals.seconds += seconds
+
+    def _enter_rounded(self, region: int, error: float) -> None:
+        totals = self._regions[self._names[region]]
+        totals.error = max(totals.error, error)
 
 
 class _Pile:

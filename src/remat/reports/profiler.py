@@ -105,6 +105,10 @@ class CheckpointProfiler:
         """Return the time that this took."""
         return sum(totals.seconds for totals in self.regions)
 
+    def rounding_error(self) -> float:
+        """Return the largest absolute error of a checkpoint that a store has rounded."""
+        return max((totals.error for totals in self.regions), default=0.0)
+
     @property
     def regions(self) -> list[RegionTotals]:
         """What happened under each name: runs, recomputations, their ops and seconds."""
@@ -132,9 +136,11 @@ class CheckpointProfiler:
     def _memory_in_words(self) -> str:
         plain, held = self._ledger.plain_peak, self._ledger.held_peak
         share = f" ({(plain - held) / plain:.0%})" if plain else ""
+        error = self.rounding_error()
+        rounded = f"checkpoints were rounded, by at most {error:.3g}\n" if error else ""
         return (
             f"peak of a plain pass {format_bytes(plain)}, held {format_bytes(held)}: "
-            f"saved {format_bytes(plain - held)}{share}\n"
+            f"saved {format_bytes(plain - held)}{share}\n{rounded}"
         )
 
     def plot(self, path: str | Path) -> Path:

@@ -51,7 +51,7 @@ class LoopProgress:
 
     # What is held is not shown.
 
-    def holds_state(self, step: int, state: object) -> None:
+    def holds_state(self, step: int, state: object, nbytes: int | None) -> None:
         pass
 
     def frees_state(self, step: int) -> None:

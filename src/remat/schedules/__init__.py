@@ -18,6 +18,7 @@ from .actions import (
 )
 from .blocks import Blocks
 from .choose import Disk, LoopPlan, Option, plan_loop
+from .given import Given
 from .mixed import Mixed
 from .multistage import Multistage
 from .online import Online, OnlineRun
@@ -29,6 +30,7 @@ from .savings import (
     should_checkpoint,
 )
 from .simulate import Account, IllegalMoveError, simulate
+from .staged import Staged
 from .store_all import StoreAll
 from .uniform import Uniform
 
@@ -40,6 +42,7 @@ __all__ = [
     "Blocks",
     "Disk",
     "Drop",
+    "Given",
     "IllegalMoveError",
     "LoopPlan",
     "Mixed",
@@ -52,6 +55,7 @@ __all__ = [
     "Save",
     "Schedule",
     "Sizes",
+    "Staged",
     "StoreAll",
     "Tape",
     "Tier",

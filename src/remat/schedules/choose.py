@@ -16,6 +16,7 @@ from .mixed import Mixed
 from .multistage import Multistage
 from .revolve import Revolve
 from .simulate import simulate
+from .staged import Staged, best_staged
 from .store_all import StoreAll
 from .uniform import Uniform
 
@@ -53,7 +54,8 @@ class Option:
 
     @property
     def disk_slots(self) -> int:
-        return self.schedule.disk_slots if isinstance(self.schedule, Multistage) else 0
+        tiers = isinstance(self.schedule, Multistage | Staged)
+        return self.schedule.disk_slots if tiers else 0  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def plan_loop(
         options = [best] + [option for option in options if option.name != best.name]
     others = tuple(sorted((option for option in options if option is not best), key=_rank))
     reason = _reason(best, others, steps, tapes=loop.tapes)
-    if disk is not None and loop.disk_slots < min(disk.slots, steps):
+    if best.name == "multistage" and disk and loop.disk_slots < min(disk.slots, steps):
         reason += f"; only {loop.disk_slots} of {disk.slots} disk slots are planned: "
         reason += f"more would take too long for {steps} steps"
     if tolerance:
@@ -233,6 +235,10 @@ class _Loop:
             tiers = Multistage(steps, slots, self.disk_slots, *costs)
             if self.disk_slots:
                 yield self.option("multistage", tiers, tiers.cost)
+            states = room // sizes.state
+            if states and self.disk.slots > self.disk_slots:  # too many for a table
+                staged = best_staged(steps, states, self.disk.slots, *costs)
+                yield self.option("staged", staged, staged.cost)
 
     def thriftiest(self, room: int, allowed: float) -> Option:
         """Return the best option of the least room in which the cost is still allowed."""
@@ -287,7 +293,7 @@ def _in_units(sizes: Sizes, parts: int) -> tuple[Sizes, float]:
 
 def _rank(option: Option) -> tuple[float, int]:
     # Equal costs: the simpler schedule.
-    order = ("all", "revolve", "uniform", "blocks", "mixed", "multistage")
+    order = ("all", "revolve", "uniform", "blocks", "mixed", "multistage", "staged")
     return option.cost, order.index(option.name)
 
 
@@ -298,7 +304,12 @@ def _held_bytes(schedule: Schedule, sizes: Sizes) -> int:
             return max(0, steps - 1) * (sizes.tape - sizes.tape_input)
         case Blocks():
             return schedule.peak(sizes)
-        case Revolve(slots=slots) | Uniform(slots=slots) | Multistage(slots=slots):
+        case (
+            Revolve(slots=slots)
+            | Uniform(slots=slots)
+            | Multistage(slots=slots)
+            | Staged(slots=slots)
+        ):
             return min(slots, useful) * sizes.state
         case Mixed(steps, room) if schedule.has_closed_form:
             return min(room // schedule.sizes.state, max(0, steps - 1)) * sizes.tape
@@ -312,6 +323,7 @@ def _reason(best: Option, others: tuple[Option, ...], steps: int, *, tapes: bool
         "revolve": "the fewest evaluations for slots that hold states",
         "blocks": "states at block starts and the tapes of one block at a time use the room best",
         "mixed": "the exact programme over states and tapes uses the room best",
+        "staged": "states on disk cut the loop into parts, each of which is short for its slots",
         "multistage": "the disk holds what memory cannot, and is worth its reads and writes",
     }[best.name]
     if best.name == "revolve" and not tapes:

@@ -28,6 +28,10 @@ class Arrays(Protocol):
         """Return the bytes of an array; 0 for what is none."""
         ...
 
+    def copied(self, leaf: Any) -> Any:
+        """Copy an array; no gradient flows through the copy. What is none comes back itself."""
+        ...
+
     def kind(self, leaf: Any) -> Hashable:
         """Return all that is needed to rebuild an array but its values; None if it has no kind."""
         ...
@@ -69,6 +73,11 @@ class Shelf(Protocol):
     @property
     def nbytes(self) -> int:
         """The bytes that are stored now, as they are stored."""
+        ...
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether these bytes are memory of the program."""
         ...
 
     def put(self, key: int, leaves: list[Any]) -> None:

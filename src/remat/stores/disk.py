@@ -100,6 +100,7 @@ def _measure(arrays: Arrays, leaves: list[Any], folder: Folder) -> tuple[float, 
 
 class DiskShelf:
     exact = True
+    in_memory = False
     error = 0.0
 
     def __init__(self, arrays: Arrays, folder: Folder) -> None:

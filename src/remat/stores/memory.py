@@ -25,6 +25,7 @@ class MemoryStore:
 
 class MemoryShelf:
     exact = True
+    in_memory = True
     error = 0.0
 
     def __init__(self, arrays: Arrays) -> None:

@@ -56,6 +56,7 @@ class _Checkpoint(NamedTuple):
 
 class ReducedPrecisionShelf:
     exact = False
+    in_memory = True
 
     def __init__(self, arrays: Arrays, dtype: Narrow) -> None:
         self.error = 0.0

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stores import Narrow, overflow_error
+from .follow import plain
 
 __all__ = ["Kind", "NumpyArrays"]
 
@@ -34,6 +35,10 @@ class NumpyArrays:
 
     def nbytes(self, leaf: Any) -> int:
         return leaf.nbytes if isinstance(leaf, np.ndarray | np.generic) else 0
+
+    def copied(self, leaf: Any) -> Any:
+        value = plain(leaf)
+        return value.copy(order="K") if isinstance(value, np.ndarray) else value
 
     def kind(self, leaf: Any) -> Kind | None:
         # A subclass may be more than its memory (a mask, a file), so it is kept as it is.

@@ -230,6 +230,7 @@ class _Pass:
                 state = self.length.back(run, self.final, seeds[:count])
             if run.evaluations > known:
                 self.account.recomputed(run.evaluations - known, steps.seconds)
+            self.account.rounded(run.storing_error)
         finally:
             steps.randomness.go_to(now)
             steps.outputs.gradients = ()

@@ -39,6 +39,9 @@ class TorchArrays:
             return 0
         return leaf.numel() * leaf.element_size() if _has_plain_memory(leaf) else _weigh(leaf)
 
+    def copied(self, leaf: Any) -> Any:
+        return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
     def kind(self, leaf: Any) -> Kind | None:
         if not isinstance(leaf, Tensor) or not _has_plain_memory(leaf):
             return None

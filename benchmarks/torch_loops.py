@@ -1,0 +1,272 @@
+"""Loops on PyTorch against a plain loop and `torch.utils.checkpoint` over sqrt(n) segments.
+
+All sides run the same step with one thread. The memory of a pass is that of a fresh process, where
+the allocator gives what is freed back to the system; steps of small tensors share pages, so the
+figures hold to a few hundred kilobytes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import remat
+from remat.loops import LoopOptions
+
+from .measure import Report, Result, interleaved, measured, peak_in_fresh_process
+
+PEERS = ("torch",)
+_STEPS = 1000
+_GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "16384"}
+_HERE = "benchmarks.torch_loops"
+
+
+def run() -> list[Result]:
+    torch.set_num_threads(1)
+    return [*_network("rnn"), *_network("lstm"), *_overhead(), _long(), _disk()]
+
+
+# --- recurrent networks -------------------------------------------------------------------------
+
+
+class _Loop:
+    """A loop over a recurrent network; `checkpoints` are those of the loop that we run."""
+
+    def __init__(self, name: str) -> None:
+        torch.manual_seed(0)
+        self.name = name
+        self.checkpoints = {"rnn": 38, "lstm": 31}[name]
+        if name == "rnn":
+            self.weights = [torch.randn(256, 256) / 16, torch.zeros(256)]
+            self.state: Any = torch.randn(64, 256)
+        else:
+            self.weights = [torch.randn(256, 512) / 16, torch.randn(512)]
+            self.state = (torch.randn(64, 128), torch.randn(64, 128))
+        for weight in self.weights:
+            weight.requires_grad_()
+
+    def step(self, state: Any) -> Any:
+        if self.name == "rnn":
+            weight, bias = self.weights
+            return torch.tanh(state @ weight + bias)
+        hidden, cell = state
+        weight, bias = self.weights
+        gates = torch.cat((hidden, hidden), 1) @ weight + bias
+        into, forget, new, out = gates.chunk(4, 1)
+        cell = torch.sigmoid(forget) * cell + torch.sigmoid(into) * torch.tanh(new)
+        return torch.sigmoid(out) * torch.tanh(cell), cell
+
+    def side(self, side: str) -> Callable[[], None]:
+        final = getattr(self, f"_{side}")
+
+        def one_pass() -> None:
+            for weight in self.weights:
+                weight.grad = None
+            result = final(_STEPS)
+            (result if isinstance(result, Tensor) else result[0]).square().mean().backward()
+
+        return one_pass
+
+    def _plain(self, steps: int) -> Any:
+        state = self.state
+        for _ in range(steps):
+            state = self.step(state)
+        return state
+
+    def _theirs(self, steps: int) -> Any:
+        state, length = self.state, math.isqrt(steps)
+
+        def segment(state: Any, count: int) -> Any:
+            for _ in range(count):
+                state = self.step(state)
+            return state
+
+        for start in range(0, steps, length):
+            count = min(length, steps - start)
+            state = checkpoint(segment, state, count, use_reentrant=False)
+        return state
+
+    def _ours(self, steps: int) -> Any:
+        return remat.checkpointed_loop(self.step, self.state, steps, self.checkpoints)[0]
+
+
+def _network(name: str) -> list[Result]:
+    loop = _Loop(name)
+    seconds = interleaved({side: loop.side(side) for side in ("plain", "theirs", "ours")}, 15)
+    os.environ.update(_GIVE_BACK)
+    try:
+        peaks, checksums = {}, set()
+        for side in ("plain", "theirs", "ours"):
+            report = peak_in_fresh_process(f"{_HERE}:one_pass", name=name, side=side)
+            peaks[side] = report["peak_bytes"]
+            checksums.add(report["checksum"])
+    finally:
+        for variable in _GIVE_BACK:
+            os.environ.pop(variable)
+    assert len(checksums) == 1, f"the sides differ: {checksums}"
+    megabytes = {f"{side}_MB": peak / 1e6 for side, peak in peaks.items()}
+    times = {f"{side}_s": value for side, value in seconds.items()}
+    text = f"{loop.checkpoints} checkpoints, {_STEPS} steps"
+    limits = {"rnn": (0.05, 1.40), "lstm": (0.05, 1.45)}[name]
+    return [
+        Result.at_most(
+            f"{name}: peak against plain", text, peaks["ours"] / peaks["plain"], limits[0],
+            **megabytes,
+        ),
+        Result.at_most(
+            f"{name}: time against plain", text, seconds["ours"] / seconds["plain"], limits[1],
+            theirs=seconds["theirs"] / seconds["plain"], **times,
+        ),
+        Result.at_most(
+            f"{name}: time against torch.utils.checkpoint", "over sqrt(n) segments",
+            seconds["ours"] / seconds["theirs"], 1.0,
+        ),
+        Result.at_most(
+            f"{name}: peak against torch.utils.checkpoint", "over sqrt(n) segments",
+            peaks["ours"] / peaks["theirs"], 1.0,
+        ),
+    ]  # fmt: skip
+
+
+def one_pass(name: str, side: str) -> Report:
+    """Measure a pass in a fresh process."""
+    torch.set_num_threads(1)
+    loop = _Loop(name)
+    final = getattr(loop, f"_{side}")(3)  # libraries load their parts when they are first used
+    (final if isinstance(final, Tensor) else final[0]).sum().backward()
+    del final
+    run = measured(loop.side(side))
+    checksum = sum(float(weight.grad.double().abs().sum()) for weight in loop.weights)
+    return run.report(checksum=checksum)
+
+
+# --- what the runner costs ----------------------------------------------------------------------
+
+
+def _overhead() -> list[Result]:
+    """Compare a pass with its evaluations, and its steps back, measured one by one."""
+    loop, predicted = _Loop("rnn"), []
+    choose = LoopOptions.choose
+
+    def watched(self: LoopOptions, *args: Any) -> Any:
+        schedule = choose(self, *args)
+        predicted.append(schedule.evaluations)
+        return schedule
+
+    LoopOptions.choose = watched  # type: ignore[method-assign]
+    try:
+        loop.side("ours")()
+    finally:
+        LoopOptions.choose = choose  # type: ignore[method-assign]
+    best = interleaved(
+        {"pass": loop.side("ours"), "ahead": _steps(loop), "both": _steps(loop, back=True)}, 15
+    )
+    ahead, both = best["ahead"] / 200, best["both"] / 200
+    expected = predicted[0] * ahead + _STEPS * (both - ahead)
+    return [
+        Result.at_most(
+            "runner: time against the sum of its steps",
+            f"{predicted[0]} evaluations of {ahead * 1e6:.0f} us, {_STEPS} steps back",
+            best["pass"] / expected,
+            1.15,
+            step_us=ahead * 1e6,
+            step_back_us=(both - ahead) * 1e6,
+        )
+    ]
+
+
+def _steps(loop: _Loop, *, back: bool = False) -> Callable[[], None]:
+    """Run single steps with a graph, and back through them, as one would measure them."""
+
+    def run() -> None:
+        state = loop.state
+        for _ in range(200):
+            own = state.detach().requires_grad_()
+            state = loop.step(own)
+            if back:
+                torch.autograd.grad(state, [own, *loop.weights], torch.ones_like(state))
+
+    return run
+
+
+# --- long loops ---------------------------------------------------------------------------------
+
+
+def _long() -> Result:
+    report = peak_in_fresh_process(f"{_HERE}:million_steps")
+    return Result.at_most(
+        "1,000,000 steps of 64 floats with 100 checkpoints",
+        "peak above start, MB",
+        report["peak_bytes"] / 1e6,
+        50.0,
+        seconds=report["seconds"],
+        evaluations=report["evaluations"],
+    )
+
+
+def million_steps() -> Report:
+    torch.set_num_threads(1)
+    weight = torch.ones(64).requires_grad_()
+    calls = [0]
+
+    def step(x: Tensor) -> Tensor:
+        calls[0] += 1
+        return torch.sin(x * weight)
+
+    def gradient(steps: int = 1_000_000, checkpoints: int = 100) -> None:
+        calls[0] = 0
+        final, _ = remat.checkpointed_loop(step, torch.linspace(0, 1, 64), steps, checkpoints)
+        final.sum().backward()
+
+    gradient(100, 5)
+    run = measured(gradient)
+    return run.report(evaluations=calls[0])
+
+
+def _disk() -> Result:
+    """Compare the two-tier schedule with the same schedule whose states all stay in memory."""
+    torch.manual_seed(0)
+    state = torch.randn(1024, 1024)
+    weight = torch.ones(1024).requires_grad_()
+
+    def step(x: Tensor) -> Tensor:
+        return torch.tanh(x * weight)
+
+    schedules: list[Any] = []
+    choose = LoopOptions.choose
+
+    def watched(self: LoopOptions, *args: Any) -> Any:
+        schedules.append(schedules[0] if schedules else choose(self, *args))
+        return schedules[0]
+
+    def side(store: Any) -> float:
+        start = time.perf_counter()
+        final, _ = remat.checkpointed_loop(step, state, 2000, 10, store=store)
+        final.sum().backward()
+        return time.perf_counter() - start
+
+    LoopOptions.choose = watched  # type: ignore[method-assign]
+    try:
+        side("disk")  # chooses the schedule, for both
+        times = [(side("memory"), side("disk")) for _ in range(2)]
+        memory, disk = map(min, zip(*times, strict=True))
+    finally:
+        LoopOptions.choose = choose  # type: ignore[method-assign]
+    plan = schedules[0]
+    return Result.at_most(
+        "disk: 2,000 steps of 4 MB, 10 slots in memory",
+        "time against the same schedule with all checkpoints in memory",
+        disk / memory,
+        1.3,
+        disk_s=disk,
+        memory_s=memory,
+        evaluations=plan.evaluations,
+        disk_slots=getattr(plan, "disk_slots", 0),
+    )

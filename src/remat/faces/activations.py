@@ -1,0 +1,179 @@
+"""Activations at rest: those that a chain of layers holds, and those that a pass goes back from.
+
+Both are the same objects, so nothing is stored twice. A pass refers to its own by itself: whatever
+is cleared, evicted or saved anew in the meantime, its way back starts from what it has computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .. import trees
+from ..errors import StoreError
+from ..stores import Arrays, Store
+from ..stores.base import distinct
+
+__all__ = ["Activation", "Activations", "PassStore", "nbytes_of"]
+
+
+class Activation:
+    """The activation of one layer: a copy that no gradient flows through, as a store holds it."""
+
+    def __init__(self, layer: int, value: Any, arrays: Arrays, store: Store) -> None:
+        leaves, self._structure = trees.flatten(value)
+        self._arrays = arrays
+        self._shelf = store.open(arrays)
+        copies = self._copies(leaves)
+        try:
+            self._shelf.put(0, copies)
+        except StoreError as error:
+            fact, _, _ = str(error).partition("; use")
+            raise StoreError(f"layer {layer}: {fact}; set use_mixed_precision=False") from error
+        self.nbytes = self._shelf.nbytes  # as it is stored
+        self.full_nbytes = sum(map(arrays.nbytes, distinct(copies)[0]))
+        self.error = self._shelf.error
+
+    def leaves(self) -> list[Any]:
+        """Return the leaves at rest."""
+        return self._shelf.get(0)
+
+    def value(self) -> Any:
+        """Return a copy, which may be written to."""
+        return trees.unflatten(self._structure, self._copies(self.leaves()))
+
+    def _copies(self, leaves: list[Any]) -> list[Any]:
+        once, places = distinct(leaves)
+        copies = list(map(self._arrays.copied, once))
+        return [copies[place] for place in places]
+
+
+class Activations:
+    """Activations by layer, the oldest first, and the bytes of those that are not held."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._held: dict[int, Activation] = {}
+        self._passed: dict[int, int] = {}
+
+    def keep(self, layer: int, activation: Activation) -> None:
+        """Hold an activation; if there is no room for it, the oldest goes."""
+        self.forget(layer)
+        while len(self._held) >= self.limit:
+            oldest = next(iter(self._held))
+            self._passed[oldest] = self._held.pop(oldest).full_nbytes
+        self._held[layer] = activation
+
+    def passed(self, layer: int, nbytes: int) -> None:
+        """Take note of an activation that was computed and, unless it is held, let go."""
+        if layer not in self._held:
+            self._passed[layer] = nbytes
+
+    def forget(self, layer: int) -> None:
+        """Forget what was held for a layer, and that there was anything."""
+        self._held.pop(layer, None)
+        self._passed.pop(layer, None)
+
+    def clear(self) -> None:
+        self._held.clear()
+        self._passed.clear()
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(activation.nbytes for activation in self._held.values())
+
+    @property
+    def saved_bytes(self) -> int:
+        return sum(self._passed.values())
+
+    def __getitem__(self, layer: int) -> Activation:
+        return self._held[layer]
+
+    def __contains__(self, layer: object) -> bool:
+        return layer in self._held
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+class PassStore:
+    """Where one pass over a chain puts its checkpoints: here and, on its way ahead, among `held`.
+
+    If the pass is run once more, because somebody goes back twice, what is held may be that of a
+    later pass, and is left alone.
+    """
+
+    on_disk = False
+
+    def __init__(
+        self,
+        store: Store,
+        structure: trees.Structure,
+        layers: Mapping[int, int],  # by the position of the state that is their activation
+        held: Activations,
+    ) -> None:
+        self.store = store
+        self.structure = structure
+        self.layers = layers
+        self.held: Activations | None = held
+
+    def open(self, arrays: Arrays) -> _PassShelf:
+        """Make a shelf for a run of the pass."""
+        return _PassShelf(self, arrays)
+
+    def end_way_ahead(self) -> None:
+        """Put nothing among what is held any more."""
+        self.held = None
+
+
+class _PassShelf:
+    def __init__(self, store: PassStore, arrays: Arrays) -> None:
+        self.exact = store.store.open(arrays).exact
+        self.in_memory = True
+        self.error = 0.0
+        self._store = store
+        self._arrays = arrays
+        self._own: dict[int, Activation] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(activation.nbytes for activation in self._own.values())
+
+    def put(self, key: int, leaves: list[Any]) -> None:
+        layer, value = self._store.layers[key], trees.unflatten(self._store.structure, leaves)
+        activation = Activation(layer, value, self._arrays, self._store.store)
+        self.error = max(self.error, activation.error)
+        self._own[key] = activation
+        if self._store.held is not None:
+            self._store.held.keep(layer, activation)
+
+    def get(self, key: int) -> list[Any]:
+        return self._own[key].leaves()
+
+    def drop(self, key: int) -> None:
+        del self._own[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._own
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self._own))
+
+    def close(self) -> None:
+        self._own.clear()
+
+
+def nbytes_of(activation: Any) -> int:
+    """Weigh an activation of any engine, traced or not."""
+    arrays = [leaf for leaf in trees.flatten(activation)[0] if hasattr(leaf, "dtype")]
+    return sum(_size(leaf) for leaf in distinct(arrays)[0])
+
+
+def _size(leaf: Any) -> int:
+    numbers = 1
+    for length in leaf.shape:
+        numbers *= length
+    return int(numbers * leaf.dtype.itemsize)
