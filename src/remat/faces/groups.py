@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,11 @@ class CheckpointGroup:
         self.preserve_rng_state = preserve_rng_state
         self.calls = 0
         self._ledger = Ledger()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(type(self), preserve_rng_state=self.preserve_rng_state), (
+            self.name,
+        )
 
     def checkpoint_fn(self, fn: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Any:
         """Run `fn(*inputs, **kwargs)` as a checkpointed segment of this group.

@@ -131,6 +131,9 @@ class CheckpointScope:
             engine, region = entered
             engine.close_scope(region, quiet=error is not None)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.is_enabled, self.use_recomputation)
+
     def __repr__(self) -> str:
         return (
             f"CheckpointScope({self.name!r}, enabled={self.is_enabled}, "

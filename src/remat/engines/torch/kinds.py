@@ -18,6 +18,7 @@ class Kind:
     __slots__ = (
         "blank",
         "call",
+        "conjugates",
         "counts",
         "dropout",
         "dynamic",
@@ -48,6 +49,7 @@ class Kind:
         self.saved_early = False  # autograd saves an argument before the op writes to it
         self.dynamic = False  # the shape of what it makes depends on values
         self.needs_grad_mode = False  # makes less for a backward pass if gradients are off
+        self.conjugates = False  # works with conjugate views inside
         self.counts = False  # counts its writes by itself: those to lists of tensors
         self.opaque = True  # not to be trusted to repeat itself
         if isinstance(func, torch._ops.OpOverload):
@@ -61,6 +63,7 @@ class Kind:
             or self.hidden_writes
             or self.opaque
             or self.dynamic
+            or self.conjugates
         )
 
     def _read_schema(self, func: torch._ops.OpOverload[Any, Any]) -> None:
@@ -75,6 +78,13 @@ class Kind:
             for argument in schema.arguments
             if argument.alias_info is not None and argument.alias_info.is_write
         )
+        if func.namespace == "c10d":  # collectives write to their arguments and do not say so
+            self.writes = tuple(
+                argument.name if argument.kwarg_only else number
+                for number, argument in enumerate(schema.arguments)
+                if "Tensor" in str(argument.type)
+            )
+            self.counts = True
         aliases = [out.alias_info is not None for out in schema.returns]
         self.fresh = not all(aliases)
         self.view = bool(aliases) and all(aliases) and not self.writes
@@ -88,6 +98,7 @@ class Kind:
         self.reshapes = torch.Tag.inplace_view in func.tags and not self.opaque
         self.hidden_writes = _HIDDEN_WRITES.get(packet)
         self.saved_early = packet in _SAVED_EARLY
+        self.conjugates = "linalg" in func.name()
         self.dynamic = torch.Tag.dynamic_output_shape in func.tags
         self.needs_grad_mode = "rnn" in func.name() or "lstm" in func.name()
 
@@ -135,8 +146,8 @@ _FILLS = {
     aten.uniform_,
     aten.zero_,
 }
-# Ops that change what a tensor is made of.
-_OPAQUE = {aten.set_, aten.resize_, aten.resize_as_}
+# Ops that change what a tensor is made of, or make less when no gradient is asked for.
+_OPAQUE = {aten.set_, aten.resize_, aten.resize_as_, aten._sparse_mm_reduce_impl}
 _SAVED_EARLY = {aten.rrelu_with_noise, aten.rrelu_with_noise_}
 # Ops that write to arguments although their schema does not say so: which ones, and the argument
 # that says whether. In training, batch normalisation does not read the statistics that it updates,
@@ -155,7 +166,7 @@ def is_ordinary(tensor: Tensor) -> bool:
         if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
             return False
         _plain_types.add(kind)
-    return tensor.layout is torch.strided and not tensor.is_quantized
+    return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
 
 
 _plain_types: set[type] = {Tensor, torch.nn.Parameter}

@@ -9,6 +9,7 @@ the recording keeps nothing of it alive.
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 from typing import Any
@@ -24,7 +25,17 @@ from ...watching import watchers
 from .kinds import Kind, is_ordinary, kind_of, kinds
 from .places import here
 from .randomness import generator_of
-from .records import Op, Piece, State, View, alias, counting_writes, fresh_copy, version_of
+from .records import (
+    Op,
+    Piece,
+    State,
+    View,
+    alias,
+    counting_writes,
+    fresh_copy,
+    minding_conjugates,
+    version_of,
+)
 from .regions import Handle, Region, unpack
 from .replay import flat
 from .watch import Watch, WatchedHandle
@@ -43,6 +54,7 @@ class Recorder(TorchDispatchMode):
         self.region: Region  # the innermost of them
         self.idle = 0  # regions that are open, but record nothing because gradients are off
         self._states: dict[int, State] = {}  # by the note on their storage
+        self._many = _MANY
         self._outside: dict[int, State] = {}  # by id, for leaves, which are held, so ids stay
         self._ops = 0
         self._hooks = saved_tensors_hooks(self._pack, unpack)
@@ -65,10 +77,18 @@ class Recorder(TorchDispatchMode):
         if self.opened:
             region.parent = self.region
             self.region.children = (*self.region.children, ref(region))
+            region.has_hooks = self._hooks_are_covered()
+            if region.has_hooks:
+                self._hooks.__enter__()
         else:
             self._switch_on()
         self.opened.append(region)
         self.region = region
+
+    def _hooks_are_covered(self) -> bool:
+        """Return whether somebody has set other hooks since ours."""
+        top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        return top is None or top[0] is not self._hooks.pack_hook
 
     def _switch_on(self) -> None:
         try:
@@ -89,6 +109,8 @@ class Recorder(TorchDispatchMode):
                 pass  # inner ones that were left open
         else:
             return  # an outer one was closed before it, and took it along
+        if region.has_hooks:
+            self._hooks.__exit__()
         if self.opened:
             self.region = self.opened[-1]
         else:
@@ -139,8 +161,8 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kind = kinds.get(id(func)) or kind_of(func)
-        if kind.special or kwargs or self.region.watch is not None:
-            return self._run(kind, args, kwargs or {})
+        if kind.special or kwargs or types or self.region.watch is not None:
+            return self._run(kind, args, kwargs or {}, keep=kind.opaque or bool(types))
         encoded = list(args)
         for number, arg in enumerate(args):
             if isinstance(arg, Tensor):
@@ -157,11 +179,11 @@ class Recorder(TorchDispatchMode):
         if type(out) is Tensor:
             self._made(out, op, 0)
         else:
-            self._made_several(out, op)
+            self._made_several(out, op, keep=False)
         return out
 
-    def _run(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an op, and note all that can be noted of one."""
+    def _run(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], *, keep: bool) -> Any:
+        """Run an op, and note all that can be noted of one; keep what it makes, if need be."""
         if kind.view or kind.reshapes:
             return self._run_view(kind, args, kwargs)
         written = self._before_writes(kind, args, kwargs)
@@ -176,13 +198,16 @@ class Recorder(TorchDispatchMode):
         if kind.counts:
             with counting_writes():
                 out = kind.call(*args, **kwargs)
+        elif kind.conjugates:
+            with minding_conjugates():
+                out = kind.call(*args, **kwargs)
         else:
             out = kind.call(*args, **kwargs)
         seconds = time.perf_counter() - began
         op = Op(self._ops, kind, encoded, keywords or None, random, here())
         self._ops += 1
-        made = [(self._after_write(op, *write), write[1]) for write in written]
-        made += self._made_several(out, op)
+        made = [(self._after_write(op, *write, keep=keep), write[1]) for write in written]
+        made += self._made_several(out, op, keep=keep)
         if kind.saved_early:
             for (_, _, before), (after, _) in zip(written, made, strict=False):
                 self.region.hand_over(before, after)
@@ -252,25 +277,28 @@ class Recorder(TorchDispatchMode):
             pass
         return None
 
-    def _sibling(self, state: State, tensor: Tensor) -> State:
-        """Return the state of another tensor from outside over the same bytes.
+    def _sibling(self, state: State, tensor: Tensor) -> Piece:
+        """Return what another tensor from outside over the same bytes is.
 
         It may count its writes by itself, so it is held for itself, too.
         """
         if state.siblings is None:
             state.siblings = [state]
+        whole = _whole_of(tensor)
         for sibling in state.siblings:
-            if sibling.tensor() is tensor and sibling.version == tensor._version:
-                return sibling
-        new = self._held_from_outside(tensor)
-        state.siblings.append(new)
-        return new
+            if sibling.tensor() is whole and sibling.version == whole._version:
+                break
+        else:
+            sibling = self._held_from_outside(whole)
+            state.siblings.append(sibling)
+        return sibling if whole is tensor else View(sibling, tensor)
 
-    def _meet(self, tensor: Tensor) -> State:
+    def _meet(self, tensor: Tensor) -> Piece:
         """Note a tensor whose bytes come from outside, or were written unseen: it is held."""
-        state = self._held_from_outside(tensor)
-        self._note(tensor, state)
-        return state
+        whole = _whole_of(tensor)
+        state = self._held_from_outside(whole)
+        self._note(whole, state)
+        return state if whole is tensor else View(state, tensor)
 
     def _held_from_outside(self, tensor: Tensor) -> State:
         state = State(tensor, version_of(tensor))
@@ -297,6 +325,8 @@ class Recorder(TorchDispatchMode):
             note = next(_notes)
             tensor.untyped_storage()._remat = note  # type: ignore[attr-defined]
             self._states[note] = state
+            if len(self._states) > self._many:
+                self._forget_the_dead()
 
     def _renew(self, state: State, tensor: Tensor) -> None:
         """Hold a state by the tensor that the program has got of it.
@@ -306,11 +336,21 @@ class Recorder(TorchDispatchMode):
         """
         held = state.held
         assert held is not None
+        if held.untyped_storage() is not tensor.untyped_storage():
+            return  # a copy, which nobody writes to
         if tensor.dtype is held.dtype and not (tensor.is_conj() or tensor.is_neg()):
             with torch._C._DisableTorchDispatch(), counting_writes():
                 same = tensor.detach().as_strided(held.size(), held.stride(), held.storage_offset())
             state.hold(same)
             state.tensor = ref(tensor) if same.is_set_to(tensor) else _somebody
+
+    def _forget_the_dead(self) -> None:
+        """Forget states that nobody refers to any more: a long region is not to hold them."""
+        for note in list(self._states):
+            state = self._states[note]
+            if state.tensor() is None and sys.getrefcount(state) == _ONLY_HERE:
+                del self._states[note]
+        self._many = max(_MANY, 2 * len(self._states))
 
     def _keep_blank(self, state: State, tensor: Tensor) -> None:
         """Hold memory that is read before we saw anything written to it: somebody else wrote."""
@@ -332,12 +372,15 @@ class Recorder(TorchDispatchMode):
         states = self._states
         if getattr(storage, "_remat", None) in states:
             return None
+        state = State(tensor, 0, op, output)
+        if state.size is None:  # nested
+            return None
         note = next(_notes)
         storage._remat = note  # type: ignore[attr-defined]
-        state = states[note] = State(tensor, 0, op, output)
+        states[note] = state
         return state
 
-    def _made_several(self, out: Any, op: Op) -> list[tuple[State, Tensor]]:
+    def _made_several(self, out: Any, op: Op, *, keep: bool) -> list[tuple[State, Tensor]]:
         made = []
         for number, tensor in enumerate(flat(out)):
             if isinstance(tensor, Tensor) and is_ordinary(tensor):
@@ -345,7 +388,7 @@ class Recorder(TorchDispatchMode):
                 if state is not None:
                     made.append((state, tensor))
                     state.blank = op.kind.blank
-                    if op.kind.opaque:
+                    if keep:
                         self._keep(state, tensor)
         return made
 
@@ -360,8 +403,7 @@ class Recorder(TorchDispatchMode):
                 target = kwargs.get(key)
             else:
                 target = args[key] if key < len(args) else None
-            tensors = target if isinstance(target, list | tuple) else [target]
-            targets += [((key, n), t) for n, t in enumerate(tensors) if isinstance(t, Tensor)]
+            targets += [((key, n), t) for n, t in enumerate(flat(target)) if isinstance(t, Tensor)]
         alone = len(targets) == 1 and not kind.fresh
         return [
             (key, tensor, self._before_write(kind, tensor, alone=alone)) for key, tensor in targets
@@ -369,7 +411,10 @@ class Recorder(TorchDispatchMode):
 
     def _before_write(self, kind: Kind, tensor: Tensor, *, alone: bool) -> State:
         """Save what is overwritten. If it is all that the op makes, the op is never run again."""
-        state = self._known(tensor) or self._meet(tensor)
+        state = self._known(tensor)
+        if state is None:
+            met = self._meet(tensor)
+            state = met if type(met) is State else met.state
         if state.blank:
             if kind.fills and _covers(tensor):
                 state.blank = False  # from here on it can be computed
@@ -386,12 +431,12 @@ class Recorder(TorchDispatchMode):
         piece = self.piece(tensor)
         return piece if type(piece) is State else piece.state
 
-    def _after_write(self, op: Op, key: Any, tensor: Tensor, before: State) -> State:
+    def _after_write(self, op: Op, key: Any, tensor: Tensor, before: State, *, keep: bool) -> State:
         # Autograd counts the write when we are done, but not that to what it has saved already.
         to_come = not (op.kind.counts or (op.kind.saved_early and key[0] == _NOISE))
         after = State(tensor, version_of(tensor) + to_come)
         after.outside, after.leaf = before.outside, before.leaf
-        if before.outside or op.kind.opaque:
+        if before.outside or keep:
             after.hold(alias(tensor))
             after.held_version = after.version
             after.fragile = before.leaf
@@ -453,6 +498,8 @@ _not_to_be_compiled(Recorder.open)
 _not_to_be_compiled(Recorder.close)
 _threads = threading.local()
 _LISTS = (list, tuple)
+_MANY = 2000  # states, before it is worth a look which of them are dead
+_ONLY_HERE = 3  # references: the table, a name, and the argument of getrefcount
 _NOISE = 1  # the argument of rrelu_with_noise
 _notes = itertools.count()  # numbers that no two recordings share
 _new_op = tuple.__new__  # quicker than Op(), which parses its arguments
@@ -466,6 +513,12 @@ def _instead(statistics: Any, values: Tensor) -> State | None:
     state.outside = state.leaf = True
     state.hold(fresh_copy(statistics))
     return state
+
+
+def _whole_of(tensor: Tensor) -> Tensor:
+    """Return what a tensor is a view of, which counts writes for all its views, or itself."""
+    base = tensor._base
+    return tensor if base is None or not is_ordinary(base) else base
 
 
 def _somebody() -> Any:

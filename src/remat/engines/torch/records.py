@@ -12,7 +12,7 @@ that everything is freed by reference counting as soon as nobody needs it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, final
 from weakref import ref
 
@@ -31,6 +31,7 @@ __all__ = [
     "alias",
     "counting_writes",
     "fresh_copy",
+    "minding_conjugates",
     "over",
     "version_of",
 ]
@@ -66,7 +67,11 @@ class State:
     def __init__(self, tensor: Tensor, version: int, op: Op | None = None, output: int = 0) -> None:
         # The one that was made with it, as long as it lives.
         self.tensor: Callable[[], Tensor | None] = ref(tensor)
-        self.size = tensor.shape
+        self.size: torch.Size | None
+        try:
+            self.size = tensor.shape
+        except RuntimeError:  # nested tensors have none
+            self.size = None
         self.version = version  # of the tensors over it, so that a write that we missed shows
         self.op = op
         self.output = output
@@ -179,6 +184,17 @@ def counting_writes() -> AbstractContextManager[None]:
         torch._C.DispatchKey.ADInplaceOrView, False
     )
     return guard
+
+
+@contextmanager
+def minding_conjugates() -> Iterator[None]:
+    """Switch on again, inside of a mode, what lets kernels work on conjugate views.
+
+    PyTorch switches it off there, and kernels that make such views themselves go wrong.
+    """
+    guard, keys = torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey
+    with guard(keys.Conjugate, False), guard(keys.Negative, False):
+        yield
 
 
 def alias(tensor: Tensor) -> Tensor:

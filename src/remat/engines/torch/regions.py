@@ -52,6 +52,7 @@ class Region:
     children: tuple[ref[Region], ...] = ()
     start = 0  # the number of its first op
     watch: Any = None
+    has_hooks = False  # of its own, because others were set inside of its parent
     marks: tuple[State, ...] = ()  # held although they could be computed again
     _inputs: Mapping[State, Tensor] = MappingProxyType({})
     _pass = -1  # the backward pass that it was computed in

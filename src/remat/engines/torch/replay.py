@@ -167,7 +167,7 @@ def value_of(state: State) -> Tensor:
 
 def _mismatch(op: Op, state: State, output: Tensor) -> RecomputeMismatchError:
     return RecomputeMismatchError(
-        f"{op.kind.func} gave the shape {list(state.size)} in the forward pass and "
+        f"{op.kind.func} gave the shape {list(state.size or ())} in the forward pass and "
         f"{list(output.shape)} when it was run again for the backward pass. It "
         f"was called by {places.describe(op.place)}. Likely causes: an input was changed since in "
         "a way that PyTorch does not count: through .data, or a NumPy array that shares its memory"
