@@ -1083,9 +1083,7 @@ def bilinear(draft: Draft) -> str:
     x, value = _input(draft, 2)
     width = value.shape[1]
     weight = draft.param(2, width, width, dtype=value.dtype)
-    # (Under autocast it rounds in another way inside of any dispatch mode.)
-    without = 'with torch.autocast("cpu", enabled=False): '
-    return f"{without}{draft.new()} = F.bilinear({x}, {x}, {weight})"
+    return f"{draft.new()} = F.bilinear({x}, {x}, {weight})"
 
 
 @op("convolution", times=5)
