@@ -51,10 +51,27 @@ def plain(fn, *args):
     return fn(*args)
 
 
-def training(rank: int, run, **options) -> list[torch.Tensor]:
+class Loop(nn.Module):
+    """One block again and again, under a checkpointed loop if there is anything to run it with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+        self.run = None
+
+    def forward(self, x):
+        x = x.requires_grad_()
+        if self.run is not plain:
+            return remat.checkpointed_loop(self.block, x, 6, 2, schedule="revolve")[0]
+        for _ in range(6):
+            x = self.block(x)
+        return x
+
+
+def training(rank: int, run, kind=Model, **options) -> list[torch.Tensor]:
     """Train for some steps, each of two batches; return all that becomes of the model."""
     torch.manual_seed(0)
-    model = Model()
+    model = kind()
     model.run = run
     together = DistributedDataParallel(model, **options)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -159,6 +176,10 @@ def cases():
             rank, run, find_unused_parameters=True
         ),
         "training, a static graph": lambda rank, run: training(rank, run, static_graph=True),
+        "training of a loop": lambda rank, run: training(rank, run, Loop),
+        "training of a loop, a static graph": lambda rank, run: training(
+            rank, run, Loop, static_graph=True
+        ),
     }
     for program in COLLECTIVES:
         found[program.__name__] = lambda rank, run, program=program: collective(rank, run, program)

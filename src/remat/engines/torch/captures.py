@@ -214,7 +214,8 @@ class _StandIns(TorchFunctionMode):
             leaf = value.detach().requires_grad_()
             leaf._backward_hooks = self._table.hooks  # type: ignore[assignment]
             self._leaves[id(value)] = value, leaf
-            self._table.add(value, leaf)
+            number = self._table.add(value, leaf)
+            self._table.numbers[id(value)] = number  # a step may return it as it is
             return leaf
         if type(value) in (list, tuple):
             return type(value)([self._instead(part) for part in value])

@@ -9,11 +9,13 @@ versions of tensors in reach tell at the end whether something was missed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -41,6 +43,7 @@ class Effects:
         self.watches_all = reach.has_buffers
         self._generators = _default_generators()
         self._written: dict[int, Tensor] = {}
+        self._counters: list[Tensor] = []  # over the same memory, which count writes to it
         self._modules = reach.modules
         self._first = Around({}, {}, [])  # what each was before any step touched it
         self._known = Around({}, {}, [])  # what each was when it was last looked at
@@ -53,9 +56,10 @@ class Effects:
 
     def saw(self, watch: StepWatch) -> None:
         """Take note of what a step has shown."""
-        for key, (memory, before) in watch.written.items():
+        for key, (memory, before, counter) in watch.written.items():
             if key not in self._written:
                 self._written[key] = memory
+                self._counters.append(counter)
                 self._first.written[key] = self._known.written[key] = before
         for generator, state in watch.generators.items():
             if generator not in self._generators:
@@ -91,6 +95,16 @@ class Effects:
         buffers = [dict(module._buffers) for module in self._modules]
         return Around(dict(generators), dict(written), buffers)
 
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Run steps again; afterwards all of it is as it was, and no write is counted."""
+        now = self.around()
+        with _unsafe_preserve_version_counter(tuple(self._counters)):
+            try:
+                yield
+            finally:
+                self.go_to(now)
+
     def go_to(self, around: Around) -> None:
         """Set all of it as it was then."""
         generators, written, _ = self._known
@@ -117,7 +131,8 @@ class StepWatch(TorchDispatchMode):
         super().__init__()
         self.peak_bytes = 0
         self.works_in_place = False  # on what it was given
-        self.written: dict[int, tuple[Tensor, Tensor]] = {}  # by address: memory, what it was
+        # By address: memory, what it was, and a tensor that counts writes to it.
+        self.written: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self.generators: dict[torch.Generator, Tensor] = {}  # and where they stood
         self._given = {_address(value) for value in given}
         self._made: dict[int, tuple[StorageWeakRef, int]] = {}  # by address: a storage, its bytes
@@ -170,7 +185,7 @@ class StepWatch(TorchDispatchMode):
             self.works_in_place = True
         elif address != _NOWHERE and address not in self.written:
             memory = _bytes_of(tensor)
-            self.written[address] = memory, memory.clone()
+            self.written[address] = memory, memory.clone(), tensor
 
 
 _NOWHERE = 0

@@ -227,7 +227,6 @@ class _Pass:
             seeds[i] = gradient
         steps.start_gradients()
         steps.outputs.gradients = seeds[self.count :]
-        now = steps.effects.around()
         known, steps.seconds = self.run.evaluations if self.run else 0, 0.0
         if self.tales:
             self.tales.is_ahead = False
@@ -239,6 +238,7 @@ class _Pass:
                 torch.enable_grad(),
                 steps.captures.standing_in(),
                 self.shown(last=True),
+                steps.effects.unchanged(),
             ):
                 run, self.run = self.run or self._again(), None
                 state = self.length.back(run, self.final, seeds[: self.count])
@@ -246,7 +246,6 @@ class _Pass:
                 self.account.recomputed(run.evaluations - known, steps.seconds)
             self.account.rounded(run.storing_error)
         finally:
-            steps.effects.go_to(now)
             steps.outputs.gradients = ()
         captured = [steps.sums.get(i) for i in range(len(steps.captures.sources))]
         found = [*state, *steps.inputs.gradients, *captured]
