@@ -81,7 +81,8 @@ class Draft:
             return None
         mode, backward = ops.draw_mode(rng, self.leaves())
         # (With a graph of the backward pass autocast caches casts of leaves there; any hook on a
-        # saved tensor, also one that does nothing, makes another leaf of it, and other roundings.)
+        # saved tensor, also one that does nothing, makes another leaf of it, and other roundings.
+        # And under any mode PyTorch goes back through bfloat16 convolutions in another way.)
         is_twice = any("create_graph" in line for line in backward)
         return Program(
             seed=self.seed,
@@ -92,7 +93,7 @@ class Draft:
             backward=(*self._meddling(items), *backward),
             autocast=autocast,
             backward_autocast=rng.random() < 0.06 and not is_twice,
-            backward_scope=rng.random() < 0.04,
+            backward_scope=rng.random() < 0.04 and not is_twice,
             profiled=rng.random() < 0.1,
             in_thread=rng.random() < 0.04,
         )

@@ -511,7 +511,6 @@ _TEMPLATES: dict[str, str] = {
         {n} = torch.linalg.eigvalsh({m} @ {m}.t())
         {n} = torch.linalg.matrix_exp({m}[:2, :2] * 0.3)
         {n} = torch.linalg.multi_dot([{m}, {m}.t(), {m}])
-        {n} = torch.sparse.mm({m}.to_sparse(), {m}.t())
         {n} = torch.tril({t2})
         {n} = torch.triu({t2}, 1)
         {n} = torch.trace({m})
@@ -1067,14 +1066,24 @@ def addmm(draft: Draft) -> str:
     return f"{draft.new()} = torch.addmm({bias}, {x}, {weight})"
 
 
+def _refuse_autocast() -> None:
+    """Refuse where a kernel of torch rounds otherwise as soon as any dispatch mode is on."""
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@op("matrix")
+def sparse_product(draft: Draft) -> str:
+    _refuse_autocast()
+    return draft.fill("{n} = torch.sparse.mm({m}.to_sparse(), {m}.t())")
+
+
 @op("matrix")
 def bilinear(draft: Draft) -> str:
+    _refuse_autocast()
     x, value = _input(draft, 2)
     width = value.shape[1]
     weight = draft.param(2, width, width, dtype=value.dtype)
-    # (Under autocast it rounds in another way inside of any dispatch mode.)
-    without = 'with torch.autocast("cpu", enabled=False): '
-    return f"{without}{draft.new()} = F.bilinear({x}, {x}, {weight})"
+    return f"{draft.new()} = F.bilinear({x}, {x}, {weight})"
 
 
 @op("convolution", times=5)

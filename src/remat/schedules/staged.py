@@ -16,7 +16,7 @@ from .uniform import even_positions
 
 __all__ = ["Staged", "best_staged"]
 
-_TOLERANCE = 1.05
+_TOLERANCE = 1.1
 
 
 @dataclass(frozen=True, slots=True)

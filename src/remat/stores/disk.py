@@ -9,6 +9,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Iterator
+from statistics import median
 from typing import Any
 
 from ..errors import StoreError
@@ -50,17 +51,17 @@ class DiskStore:
         return DiskShelf(arrays, self._folder())
 
     def measure(self, arrays: Arrays, leaves: list[Any]) -> tuple[float, float]:
-        """Return the seconds to write and to read such a state: the best of three times.
+        """Return the seconds to write and to read such a state: the median of five times.
 
         What was just written may be read from memory that the operating system has to spare; in a
         pass that is so as well.
         """
         folder = self._folder()
         try:
-            found = [_measure(arrays, leaves, folder) for _ in range(3)]
+            found = [_measure(arrays, leaves, folder) for _ in range(5)]
         finally:
             folder.remove()
-        return min(write for write, _ in found), min(read for _, read in found)
+        return median(write for write, _ in found), median(read for _, read in found)
 
     def free_bytes(self) -> int:
         """Return how much room there is."""

@@ -222,6 +222,7 @@ class _Pass:
         """Return a gradient for each tensor that goes in: state, inputs, captures."""
         steps = self.steps
         steps.captures.check()
+        steps.numbers.look_again()
         seeds: list[Tensor | None] = [None] * (self.count + len(steps.outputs.stacks))
         for i, gradient in zip(self.wanted, gradients, strict=True):
             seeds[i] = gradient

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .numbers import Numbers
+
 __all__ = ["Reach"]
 
 _FAR = 20_000  # objects; who reaches more may reach anything
@@ -28,6 +30,7 @@ class Reach:
         self.has_graphs = False  # or there may be some
         self.modules: list[torch.nn.Module] = []  # that have buffers
         self.has_buffers = False  # or there may be some
+        self.numbers = Numbers()
         seen: set[int] = set()
         stack = list(functions)
         while stack:
@@ -44,6 +47,8 @@ class Reach:
                 if isinstance(value, torch.nn.Module) and value._buffers:
                     self.has_buffers = True
                     self.modules.append(value)
+                code = getattr(value, "__code__", None)
+                self.numbers.look_into(value, _names(code) if code else ())
                 stack += _referents(value)
 
     def _meet(self, tensor: Tensor) -> None:

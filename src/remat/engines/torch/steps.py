@@ -80,6 +80,7 @@ class Steps:
         self.structure = structure
         self.captures = Captures(reach)
         self.effects = Effects(reach)
+        self.numbers = reach.numbers
         self.inputs = inputs
         self.outputs = outputs
         self.plain_bytes = 0  # what a step adds to a plain pass, if it was measured
@@ -145,6 +146,8 @@ class Steps:
             results, output = self._run(results, inputs[-1], step, is_new=is_new)
             if is_new:
                 used |= dict.fromkeys(self._search(results + output, before + inputs[-1], step))
+            elif self.outputs.are_compared:
+                self.numbers.check(step, before, results)
             if step + 1 < stop:
                 results = [_compact(r) if isinstance(r, Tensor) else r for r in results]
             if output:
