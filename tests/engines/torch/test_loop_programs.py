@@ -194,6 +194,6 @@ def test_random_loops(tmp_path_factory, ops, kind, steps, traced, options) -> No
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", ["auto", "revolve"])
 def test_every_op_by_itself_is_right(op, schedule) -> None:
     assert judge([op, OPS[1]], "l6", (True, True), Remat(schedule=schedule)) == "right"
