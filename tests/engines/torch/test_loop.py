@@ -383,6 +383,19 @@ def test_results_over_the_same_memory_are_refused_if_written_to() -> None:
         Remat().loop(step, (h, h[1:] * 2), 5)
 
 
+@pytest.mark.parametrize(
+    "overlap",
+    [lambda h: h.mean(0, keepdim=True).expand(4, 3), lambda h: h.view(-1).unfold(0, 3, 1)],
+)
+def test_a_state_that_overlaps_with_itself_is_refused_if_written_to(overlap) -> None:
+    def step(s):
+        s[:1] += 1
+        return overlap(s * 2)[:4]
+
+    with pytest.raises(remat.UnsupportedError, match="same memory"):
+        Remat().loop(step, torch.randn(4, 3, requires_grad=True), 5)
+
+
 @ALL
 def test_parts_of_one_tensor_that_do_not_overlap_may_be_written_to(schedule) -> None:
     def step(s):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import random
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -345,3 +347,18 @@ def test_a_number_that_changes_where_states_are_zeros_is_caught(schedule) -> Non
     y = Remat(schedule=schedule).loop(step, torch.zeros(3, requires_grad=True), 9)
     with pytest.raises(remat.RecomputeMismatchError):
         y.sum().backward()
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=remat.RecomputeMismatchError,
+    reason="on tensors only the generators of torch are replayed, not `random` and numpy.random",
+)
+@pytest.mark.parametrize("draw", [random.random, np.random.random])
+def test_random_numbers_of_python_and_of_numpy(draw) -> None:
+    def program(run, x, _):
+        random.seed(0)
+        np.random.seed(0)
+        return run.loop(lambda s: s * (1 + draw()), x, 9)
+
+    same(program, inputs, Remat(schedule="revolve"))

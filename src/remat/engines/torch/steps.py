@@ -267,7 +267,7 @@ class Steps:
                 "do; write to a copy (x = x + 1 instead of x += 1), or do so in every step"
             )
         results = [new] if self._single and type(new) is Tensor else self._checked(new, step)
-        if is_new and self._works_in_place and len(own) > 1:
+        if is_new and self._works_in_place:
             _refuse_shared(results, step)
             if not step:
                 _refuse_shared(own, step)
@@ -514,13 +514,16 @@ def _refuse_shared(leaves: list[Any], step: int) -> None:
         if not is_ordinary(tensor) or not tensor.numel():
             continue
         start = int(tensor.storage_offset())
-        last = sum(n * (size - 1) for n, size in zip(tensor.stride(), tensor.shape, strict=True))
+        last, overlaps = 0, False
+        for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+            overlaps |= size > 1 and stride <= last  # rows over one another: expand, unfold
+            last += stride * (size - 1)
         span = start * tensor.element_size(), (start + last + 1) * tensor.element_size()
         known = spans.setdefault(tensor.untyped_storage()._cdata, [])
-        if any(span[0] < end and begin < span[1] for begin, end in known):
+        if overlaps or any(span[0] < end and begin < span[1] for begin, end in known):
             raise UnsupportedError(
-                f"step {step} works in place, and two tensors of its state lie over the same "
-                "memory, so that one changes with the other; clone() one of them"
+                f"step {step} works in place, and two tensors of its state, or parts of one, lie "
+                "over the same memory, so that one changes with the other; clone() one of them"
             )
         known.append(span)
 
