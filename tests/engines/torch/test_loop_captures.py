@@ -359,6 +359,20 @@ def test_leaves_that_a_step_makes_for_itself(schedule) -> None:
     same(program, lambda: (state(), matrices(1)), Remat(schedule=schedule))
 
 
+@pytest.mark.parametrize("schedule", ["auto", "revolve", "uniform"])
+def test_leaves_that_a_step_makes_and_keeps_are_refused(schedule) -> None:
+    x, (W,) = state(), matrices(1)
+    made = []
+
+    def step(s):
+        made.append(torch.full((4,), 0.5, requires_grad=True))
+        return torch.tanh(s @ W) * made[-1]
+
+    y = Remat(schedule=schedule).loop(step, x, 7)
+    with pytest.raises(remat.UnsupportedError, match="Make it before the loop"):
+        y.sum().backward()
+
+
 # -- between the two passes ------------------------------------------------------------------------
 
 

@@ -34,7 +34,7 @@ def gradient(run, step):
 
 
 @ALL
-@pytest.mark.parametrize("at", range(1, 20))
+@pytest.mark.parametrize("at", [1, 2, 7, 8, 9, 11, 14, 17])
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
 def test_an_exception_comes_out_as_it_is_with_the_step(schedule, at, kind) -> None:
     step = Bomb(-1, kind("mine"))

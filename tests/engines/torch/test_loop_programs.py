@@ -153,8 +153,9 @@ def _agree(one: Any, other: Any, what: str) -> bool:
         return False
     if torch.equal(bits(one), bits(other)):
         return True
-    # What an inner loop uses as well is summed in another order.
-    return what == "gradients" and torch.allclose(one, other, 1e-3, 1e-4, equal_nan=True)
+    # What an inner loop uses as well is summed in another order, and so are states that are views
+    # with gaps: a loop holds them without.
+    return what != "random state" and torch.allclose(one, other, 1e-4, 1e-5, equal_nan=True)
 
 
 RUNS = st.builds(
@@ -165,7 +166,7 @@ RUNS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     ops=st.lists(st.sampled_from(OPS), min_size=1, max_size=5),
     kind=st.sampled_from("lsu"),

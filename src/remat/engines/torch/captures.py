@@ -13,7 +13,7 @@ losses) leads to them, and a gradient that comes to them that way would go no fu
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn
 from weakref import ref
@@ -55,6 +55,7 @@ class Captures:
         self._table = _Table()
         self._mode = _StandIns(self._table, reach.graphs) if reach.has_graphs else None
         self._marks: list[tuple[int, int]] = []  # versions and addresses
+        self._recorded: set[int] = set()  # numbers of those that recordings of this pass use
         self._start = 0  # the number of the first node that a step may make
         if torch.is_grad_enabled():
             node: Any = torch.zeros((), requires_grad=True).view(()).grad_fn
@@ -112,6 +113,22 @@ class Captures:
             living = source(), leaf()
             if living[0] is not None and living[1] is not None:
                 table.add(living[0], living[1])
+
+    def recorded(self, numbers: Iterable[int]) -> None:
+        """Take note of what a recording uses."""
+        self._recorded.update(numbers)
+
+    def check_recorded(self) -> None:
+        """Raise if a leaf that was used on the way ahead was used by no recording."""
+        numbers, self._recorded = self._recorded, set()
+        pairs = zip(self.sources, self.leaves, strict=True)
+        for number, (source, leaf) in enumerate(pairs):
+            if source is leaf and number not in numbers:
+                raise UnsupportedError(
+                    f"a step makes a tensor of shape {list(leaf.shape)} that requires grad, and "
+                    "keeps it; when the step is run again it makes another one, and the first gets "
+                    "no gradient. Make it before the loop"
+                )
 
     def used_by(self, ends: list[Tensor], own: set[int], step: int) -> list[int]:
         """Return the numbers of those that a graph leads to; `own` are ids of its own leaves."""

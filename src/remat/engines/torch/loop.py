@@ -243,6 +243,7 @@ class _Pass:
             ):
                 run, self.run = self.run or self._again(), None
                 state = self.length.back(run, self.final, seeds[: self.count])
+            steps.captures.check_recorded()
             if run.evaluations > known:
                 self.account.recomputed(run.evaluations - known, steps.seconds)
             self.account.rounded(run.storing_error)

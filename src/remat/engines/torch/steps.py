@@ -157,6 +157,7 @@ class Steps:
             ends = [*results, *itertools.chain(*outputs)]
             mine = {id(leaf) for leaf in itertools.chain(own, *inputs)}
             used = dict.fromkeys(self.captures.used_by(_tensors(ends), mine, start))
+        self.captures.recorded(used)
         after = self._held(*_state_of(results))
         self.seconds += time.perf_counter() - started
         return Recording(own, inputs, results, outputs, list(used), held, after)
