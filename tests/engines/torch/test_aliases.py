@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+import remat
+
 from .oracles import FACES, Programs, randn, same
 
 programs = Programs()
@@ -288,3 +290,24 @@ def test_written_through_a_numpy_array(face) -> None:
         return run(f, x)
 
     same(program, randn(4, 3), FACES[face])
+
+
+def test_a_storage_that_was_copied_is_still_computed_again() -> None:
+    """Copying a storage puts a tensor over it, which counts writes by itself."""
+
+    def gradient(scope) -> torch.Tensor:
+        x = torch.linspace(0.1, 1.0, 6).requires_grad_()
+        with scope():
+            y = x + 0.9
+            y.mul_(0.9)
+            y.untyped_storage().clone()
+            z = torch.sin((y * y).clone())
+        with torch.no_grad():
+            y.zero_()
+        z.backward(torch.ones_like(z))
+        return x.grad
+
+    def keeping() -> torch.autograd.graph.saved_tensors_hooks:
+        return torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda kept: kept)
+
+    assert torch.equal(gradient(lambda: remat.CheckpointScope("part")), gradient(keeping))

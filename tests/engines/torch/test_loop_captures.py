@@ -476,3 +476,20 @@ def test_parts_of_graphs_of_another_thread(schedule, make) -> None:
         return W.grad
 
     assert torch.equal(gradient(Remat(schedule=schedule)), gradient(Plain()))
+
+
+@pytest.mark.parametrize("schedule", ["auto", "revolve", "all"])
+def test_leaves_that_a_step_makes_for_itself_do_not_stop_a_second_way_back(schedule) -> None:
+    weight = torch.linspace(-1, 1, 16, dtype=torch.float64).reshape(4, 4).requires_grad_()
+    start = torch.linspace(0, 1, 4, dtype=torch.float64).requires_grad_()
+
+    def step(x):
+        place = x.detach().requires_grad_()
+        energy = torch.tanh(place @ weight).square().sum()
+        (force,) = torch.autograd.grad(energy, place, create_graph=True)
+        return 0.9 * x - 0.1 * force
+
+    final, _ = remat.checkpointed_loop(step, start, 30, 4, schedule=schedule)
+    once = torch.autograd.grad(final.sum(), [start, weight], retain_graph=True)
+    twice = torch.autograd.grad(final.sum(), [start, weight])
+    assert all(map(torch.equal, once, twice))

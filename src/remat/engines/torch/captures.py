@@ -55,7 +55,7 @@ class Captures:
         self._table = _Table()
         self._mode = _StandIns(self._table, reach.graphs) if reach.has_graphs else None
         self._marks: list[tuple[int, int]] = []  # versions and addresses
-        self._recorded: set[int] = set()  # numbers of those that recordings of this pass use
+        self._recorded: set[int] | None = set()  # numbers of those that recordings use
         self._start = 0  # the number of the first node that a step may make
         if torch.is_grad_enabled():
             node: Any = torch.zeros((), requires_grad=True).view(()).grad_fn
@@ -116,11 +116,18 @@ class Captures:
 
     def recorded(self, numbers: Iterable[int]) -> None:
         """Take note of what a recording uses."""
-        self._recorded.update(numbers)
+        if self._recorded is not None:
+            self._recorded.update(numbers)
 
     def check_recorded(self) -> None:
-        """Raise if a leaf that was used on the way ahead was used by no recording."""
-        numbers, self._recorded = self._recorded, set()
+        """Raise if a leaf that was used on the way ahead was used by no recording, ahead or back.
+
+        Once: a second way back knows nothing of a recording that was made on the way ahead, and
+        of leaves that the step made for itself there.
+        """
+        numbers, self._recorded = self._recorded, None
+        if numbers is None:
+            return
         pairs = zip(self.sources, self.leaves, strict=True)
         for number, (source, leaf) in enumerate(pairs):
             if source is leaf and number not in numbers:

@@ -29,6 +29,7 @@ class Kind:
         "needs_grad_mode",
         "opaque",
         "random",
+        "reseats",
         "reshapes",
         "saved_early",
         "special",
@@ -52,6 +53,7 @@ class Kind:
         self.conjugates = False  # works with conjugate views inside
         self.counts = False  # counts its writes by itself: those to lists of tensors
         self.opaque = True  # not to be trusted to repeat itself
+        self.reseats = False  # puts a tensor over other memory, and writes no bytes
         if isinstance(func, torch._ops.OpOverload):
             self._read_schema(func)
         self.special = bool(  # more than new memory made from what it reads
@@ -95,6 +97,7 @@ class Kind:
         self.blank = packet in _BLANK
         self.fills = packet in _FILLS
         self.opaque = func.namespace not in ("aten", "prims") or packet in _OPAQUE
+        self.reseats = packet is aten.set_
         self.reshapes = torch.Tag.inplace_view in func.tags and not self.opaque
         self.hidden_writes = _HIDDEN_WRITES.get(packet)
         self.saved_early = packet in _SAVED_EARLY

@@ -499,6 +499,10 @@ class Recorder(TorchDispatchMode):
                 del part.untyped_storage()._remat  # type: ignore[attr-defined]
 
     def _after_write(self, op: Op, key: Any, tensor: Tensor, before: State, *, keep: bool) -> State:
+        if op.kind.reseats and is_ordinary(tensor):
+            known = self._states.get(getattr(tensor.untyped_storage(), "_remat", -1))
+            if known is not None:
+                return known  # its bytes are as they were, and it counts their writes by itself
         # Autograd counts the write when we are done, but not that to what it has saved already.
         to_come = not (op.kind.counts or (op.kind.saved_early and key[0] == _NOISE))
         whole = _whole_of(tensor) if before.outside else tensor
