@@ -9,10 +9,13 @@ versions of tensors in reach tell at the end whether something was missed.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
@@ -31,7 +34,7 @@ __all__ = ["Around", "Effects", "StepWatch"]
 class Around(NamedTuple):
     """What belongs to a state although the step does not say so."""
 
-    generators: dict[torch.Generator, Tensor]  # where they stand
+    generators: dict[Source, Any]  # where they stand
     written: dict[int, Tensor]  # the bytes of memory from outside, by its address
     buffers: list[dict[str, Tensor | None]]  # of modules in reach
 
@@ -87,7 +90,7 @@ class Effects:
         generators, written, _ = self._known
         for generator in self._generators:
             state = generator.get_state()
-            if generator not in generators or not torch.equal(state, generators[generator]):
+            if generator not in generators or not _same(state, generators[generator]):
                 generators[generator] = state
         for key, memory in self._written.items():
             if not torch.equal(memory, written[key]):
@@ -136,6 +139,10 @@ class StepWatch(TorchDispatchMode):
         self.generators: dict[torch.Generator, Tensor] = {}  # and where they stood
         self._given = {_address(value) for value in given}
         self._made: dict[int, tuple[StorageWeakRef, int]] = {}  # by address: a storage, its bytes
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or the compiler would be loaded, to switch it off for each op
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -204,9 +211,34 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
-def _default_generators() -> list[torch.Generator]:
-    """Return those of the devices in use."""
-    found = [torch.default_generator]
+Source = torch.Generator | type["_Python"] | type["_NumPy"]
+
+
+class _Python:
+    """The random numbers of Python's own module."""
+
+    get_state = staticmethod(random.getstate)
+    set_state = staticmethod(random.setstate)
+
+
+class _NumPy:
+    """The random numbers of `numpy.random`."""
+
+    get_state = staticmethod(partial(np.random.get_state, legacy=False))
+    set_state = staticmethod(np.random.set_state)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return all(_same(one[key], other[key]) for key in one)
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
+
+
+def _default_generators() -> list[Source]:
+    """Return those of the devices in use, of NumPy and of Python."""
+    found: list[Source] = [torch.default_generator, _Python, _NumPy]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         found += torch.cuda.default_generators
     return found
