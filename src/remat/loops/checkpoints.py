@@ -12,20 +12,22 @@ __all__ = ["checkpoints_of"]
 
 
 def checkpoints_of(
-    run: LoopRun[Any, Any, Any, Any] | None, shown: Callable[[Any], Any]
+    run: LoopRun[Any, Any, Any, Any] | None, shown: Callable[[Any], Any], *, lazily: bool = False
 ) -> Mapping[int, Any]:
     """Return states by position, as `shown` makes them for the caller.
 
-    Those that rest on the shelf of a store are fetched when they are looked at, not before.
+    Those that rest on the shelf of a store are fetched when they are looked at, not before; and
+    so are all, `lazily`, if whoever has them still has them on the way back, where they are to be
+    freed one after the other.
     """
     if run is None:
         return {}
-    if run.is_shelved:
-        return _OnShelf(run, shown)
+    if run.is_shelved or lazily:
+        return _Lazy(run, shown)
     return {step: shown(run.held(step)) for step in run.positions}
 
 
-class _OnShelf(Mapping[int, Any]):
+class _Lazy(Mapping[int, Any]):
     def __init__(self, run: LoopRun[Any, Any, Any, Any], shown: Callable[[Any], Any]) -> None:
         self._run = run
         self._shown = shown
@@ -36,8 +38,8 @@ class _OnShelf(Mapping[int, Any]):
             raise KeyError(step)
         if step not in self._run.positions:
             raise StoreError(
-                f"the checkpoint before step {step} is no longer in the store: the backward pass "
-                'has used it; look at it before, or use store="memory"'
+                f"the checkpoint before step {step} is no longer held: the backward pass has used "
+                "it; look at it before"
             )
         return self._shown(self._run.held(step))
 
@@ -48,4 +50,4 @@ class _OnShelf(Mapping[int, Any]):
         return len(self._positions)
 
     def __repr__(self) -> str:
-        return f"<checkpoints before steps {', '.join(map(str, self._positions))}, in a store>"
+        return f"<checkpoints before steps {', '.join(map(str, self._positions))}>"

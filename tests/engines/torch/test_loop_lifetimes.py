@@ -130,6 +130,7 @@ def test_after_an_error_nothing_stays(schedule) -> None:
 @pytest.mark.parametrize("make", STEPS)
 @pytest.mark.parametrize("schedule", ["auto", "revolve", "uniform"])
 def test_only_so_many_states_are_there_at_a_time(make, schedule) -> None:
+    torch.manual_seed(0)  # (A state that dies out would not show that the step repeats itself.)
     kept = Kept()
     step, x = make(kept), torch.randn(3, 4, requires_grad=True)
     Remat(6, schedule=schedule).loop(step, x, 120).sum().backward()
@@ -246,3 +247,20 @@ def test_under_a_profiler_gradients_are_the_same() -> None:
     expected = gradient()
     with remat.CheckpointProfiler():
         assert all(map(torch.equal, gradient(), expected))
+
+
+def test_whoever_has_the_checkpoints_does_not_hold_them() -> None:
+    kept = Kept()
+    w = nn.Parameter(torch.linspace(0.5, 1.5, 4))
+    final, checkpoints = remat.checkpointed_loop(
+        lambda s: kept((s * w).sin()), torch.ones(3, 4), 60, 6, schedule="revolve"
+    )
+    positions = list(checkpoints)
+    assert len(positions) == len(checkpoints) == 6
+    assert checkpoints[positions[0]].shape == (3, 4)
+    final.sum().backward()
+    del final
+    assert kept.alive() == 0
+    assert list(checkpoints) == positions
+    with pytest.raises(remat.StoreError, match=f"before step {positions[0]}"):
+        checkpoints[positions[0]]

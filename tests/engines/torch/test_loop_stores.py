@@ -133,7 +133,7 @@ def test_states_are_on_disk_and_may_be_looked_at(tmp_path) -> None:
         assert torch.equal(state, Plain().loop(torch.sin, x, position))
     y.sum().backward()
     assert left(tmp_path) == []
-    with pytest.raises(StoreError, match="no longer in the store"):
+    with pytest.raises(StoreError, match="no longer held"):
         checkpoints[min(checkpoints)]
 
 

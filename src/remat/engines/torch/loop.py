@@ -214,7 +214,7 @@ class _Pass:
         def shown(held: HeldState) -> Any:
             return trees.unflatten(structure, [_shown(leaf, anchor) for leaf in held.leaves])
 
-        return checkpoints_of(self.run, shown)
+        return checkpoints_of(self.run, shown, lazily=self.traced)
 
     # -- back ----------------------------------------------------------------------------------
 
