@@ -27,14 +27,14 @@ _GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "6553
 
 def run() -> list[Result]:
     torch.set_num_threads(1)
-    return [*_tiny_regions(), *_network("gpt", rounds=3), *_network("resnet", rounds=3)]
+    return [*_tiny_regions(), *_network("gpt", rounds=6), *_network("resnet", rounds=5)]
 
 
 # --- small regions ------------------------------------------------------------------------------
 
 
 def _tiny_regions() -> list[Result]:
-    few, many = _tiny(ops=2, calls=50, rounds=80), _tiny(ops=200, calls=2, rounds=80)
+    few, many = _tiny(ops=2, calls=50, rounds=300), _tiny(ops=200, calls=2, rounds=150)
     return [
         Result.at_most(
             "region of 2 tiny ops (8 x 8)",

@@ -166,7 +166,7 @@ RUNS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     ops=st.lists(st.sampled_from(OPS), min_size=1, max_size=5),
     kind=st.sampled_from("lsu"),
@@ -180,6 +180,13 @@ RUNS = st.builds(
     steps=5,
     traced=(True, True),
     options={"slots": 2, "schedule": "revolve", "store": "memory"},
+)
+@example(
+    ops=["a, b = b, a", "a = a.mean(0, keepdim=True).expand(a.shape)", "b[:1] = 0.5"],
+    kind="l",
+    steps=2,
+    traced=(False, False),
+    options={"slots": 0, "schedule": "auto", "store": "memory"},
 )
 def test_random_loops(tmp_path_factory, ops, kind, steps, traced, options) -> None:
     options = dict(options)
