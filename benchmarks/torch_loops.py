@@ -261,8 +261,9 @@ def _disk() -> Result:
 
     LoopOptions.choose = watched  # type: ignore[method-assign]
     try:
-        first = side("disk")  # chooses the schedule, for both
-        memory, disk = side("memory"), min(first, side("disk"))
+        side("disk")  # chooses the schedule, for both
+        times = [(side("memory"), side("disk")) for _ in range(2)]
+        memory, disk = map(min, zip(*times, strict=True))
     finally:
         LoopOptions.choose = choose  # type: ignore[method-assign]
     plan = schedules[0]

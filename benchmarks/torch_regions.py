@@ -96,12 +96,7 @@ def _network(network: str, rounds: int) -> list[Result]:
     seconds = interleaved(sides, rounds)
     os.environ.update(_GIVE_BACK)
     try:
-        reports = {
-            side: peak_in_fresh_process(
-                "benchmarks.torch_regions:one_pass", network=network, side=side
-            )
-            for side in _SIDES
-        }
+        reports = {side: _lowest_of_three(network, side) for side in _SIDES}
         told = peak_in_fresh_process(f"{__name__}:profiled_pass", network=network)
     finally:
         for name in _GIVE_BACK:
@@ -151,6 +146,13 @@ def _network(network: str, rounds: int) -> list[Result]:
             measured_MB=difference / 1e6,
         ),
     ]
+
+
+def _lowest_of_three(network: str, side: str) -> Report:
+    """Return the lowest of three peaks: each is exact to a few hundred kilobytes only."""
+    path = "benchmarks.torch_regions:one_pass"
+    found = [peak_in_fresh_process(path, network=network, side=side) for _ in range(3)]
+    return min(found, key=lambda report: report["peak_bytes"])
 
 
 def one_pass(network: str, side: str) -> Report:
