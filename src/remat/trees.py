@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import optree
 
-__all__ = ["Leaves", "Structure", "flatten", "map_leaves", "paths", "unflatten"]
+__all__ = ["Leaves", "Structure", "describe", "flatten", "map_leaves", "paths", "unflatten"]
 
 _NAMESPACE = "remat"
 
@@ -64,6 +64,15 @@ def paths(tree: Any) -> list[str]:
     flatten(tree)
     names, _, _ = optree.tree_flatten_with_accessor(tree, namespace=_NAMESPACE)
     return [accessor.codify("") for accessor in names]
+
+
+def describe(structure: Structure) -> str:
+    """Say what a structure looks like.
+
+    >>> describe(flatten((1.0, 2.0))[1])
+    '((*, *))'
+    """
+    return "a single leaf" if structure.is_leaf() else str(structure).removeprefix("PyTreeSpec")
 
 
 def _register(cls: type) -> None:

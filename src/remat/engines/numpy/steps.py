@@ -292,7 +292,7 @@ class Steps:
         if structure != self.structure:
             raise TypeError(
                 f"step {step} returned a state of another structure than it got: "
-                f"{_show(structure)} instead of {_show(self.structure)}"
+                f"{trees.describe(structure)} instead of {trees.describe(self.structure)}"
             )
 
 
@@ -343,7 +343,7 @@ class Outputs:
         elif structure != self.structure:
             raise TypeError(
                 f"the output of a step has another structure than that of step 0: "
-                f"{_show(structure)} instead of {_show(self.structure)}"
+                f"{trees.describe(structure)} instead of {trees.describe(self.structure)}"
             )
         return leaves
 
@@ -431,10 +431,6 @@ def read_only(value: Any) -> Any:
         value = value.view()
         value.flags.writeable = False
     return value
-
-
-def _show(structure: trees.Structure) -> str:
-    return "a single leaf" if structure.is_leaf() else str(structure).removeprefix("PyTreeSpec")
 
 
 def proves_nothing(before: list[Any], after: list[Any]) -> bool:

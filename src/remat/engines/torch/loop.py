@@ -33,7 +33,8 @@ from ...loops import (
 from ...stores import MemoryStore, Store
 from .reach import Reach
 from .recorder import without_recorder
-from .steps import Gradients, HeldState, LiveState, Outputs, PerStep, Recording, Steps
+from .scans import Outputs, PerStep
+from .steps import Gradients, HeldState, LiveState, Recording, Steps
 
 __all__ = ["run_loop", "run_while"]
 

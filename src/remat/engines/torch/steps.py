@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -17,14 +17,16 @@ import torch
 from torch import Tensor
 
 from ... import trees
-from ...errors import RecomputeMismatchError, UnsupportedError
+from ...errors import UnsupportedError
 from ...loops import Measured
 from ...stores import Arrays
 from .arrays import TorchArrays
 from .captures import Captures, gradients_of
+from .comparing import difference_of
 from .effects import Around, Effects, StepWatch
 from .kinds import is_ordinary
 from .reach import Reach
+from .scans import Outputs, PerStep
 
 __all__ = ["Gradients", "HeldState", "LiveState", "Outputs", "PerStep", "Recording", "Steps"]
 
@@ -329,7 +331,7 @@ class Steps:
         if structure != self.structure:
             raise TypeError(
                 f"step {step} returned a state of another structure than it got: "
-                f"{_show(structure)} instead of {_show(self.structure)}"
+                f"{trees.describe(structure)} instead of {trees.describe(self.structure)}"
             )
         return leaves
 
@@ -396,96 +398,6 @@ class _Watching:
     def __exit__(self, *error: Any) -> None:
         self._watch.__exit__(*error)
         self._steps.saw(self._watch)
-
-
-class PerStep:
-    """What a scan hands to each step: the entries of `xs` along the first axis."""
-
-    def __init__(self, leaves: list[Any], structure: trees.Structure | None) -> None:
-        self.leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self.tracked = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
-        self.structure = structure
-        self.gradients: list[Tensor | None] = []
-
-    def take(self, step: int) -> list[Any]:
-        """Return the entries of a step."""
-        return [leaf[step] for leaf in self.leaves]
-
-    def start_gradients(self) -> None:
-        self.gradients = [None] * len(self.leaves)
-
-    def gather(self, step: int, gradients: list[Tensor | None]) -> None:
-        for i, gradient in enumerate(gradients):
-            if gradient is not None:
-                total = self.gradients[i]
-                if total is None:
-                    total = self.gradients[i] = torch.zeros_like(self.leaves[i])
-                total[step] = gradient
-
-
-class Outputs:
-    """What a scan collects from each step, and the gradients that come back to it."""
-
-    def __init__(self, steps: int, *, wanted: bool) -> None:
-        self.steps = steps
-        self.wanted = wanted
-        self.are_compared = True  # when a step is run again
-        self.structure: trees.Structure | None = None
-        self.stacks: list[Tensor] = []
-        self.tracked: list[bool] = []
-        self.gradients: Sequence[Tensor | None] = ()
-        self._next = 0
-
-    def flat(self, output: Any) -> list[Any]:
-        if not self.wanted:
-            return []
-        leaves, structure = trees.flatten(output)
-        if self.structure is None:
-            self.structure = structure
-        elif structure != self.structure:
-            raise TypeError(
-                f"the output of a step has another structure than that of step 0: "
-                f"{_show(structure)} instead of {_show(self.structure)}"
-            )
-        return leaves
-
-    def keep(self, leaves: list[Any], step: int) -> None:
-        if not leaves:
-            return None
-        values = [torch.as_tensor(leaf).detach() for leaf in leaves]
-        if step != self._next:
-            return self._compare(values, step) if self.are_compared else None
-        self._next += 1
-        if step == 0:
-            self.tracked = [False] * len(leaves)
-            self.stacks = [value.new_empty((self.steps, *value.shape)) for value in values]
-        for i, (value, stack) in enumerate(zip(values, self.stacks, strict=True)):
-            if value.shape != stack.shape[1:]:
-                raise ValueError(
-                    f"the output of step {step} has shape {tuple(value.shape)}, that of step 0 had "
-                    f"{tuple(stack.shape[1:])}; outputs are stacked, so they must agree"
-                )
-            common = torch.promote_types(stack.dtype, value.dtype)
-            if common is not stack.dtype:
-                self.stacks[i] = stack.to(common)
-            with torch.no_grad():
-                self.stacks[i][step] = value
-            self.tracked[i] |= isinstance(leaves[i], Tensor) and leaves[i].requires_grad
-        return None
-
-    def _compare(self, values: list[Tensor], step: int) -> None:
-        """A step that is run again must give the output that it gave the first time."""
-        for stack, value in zip(self.stacks, values, strict=True):
-            words = difference_of(value.to(stack.dtype), stack[step])
-            if words:
-                raise RecomputeMismatchError(
-                    f"step {step} was run again and its output {words}. The step does not repeat "
-                    "itself: it reads something that changes between calls, or draws from a random "
-                    "generator that remat cannot see; make it a function of its state and input"
-                )
-
-    def seeds(self, step: int) -> list[Tensor | None]:
-        return [None if g is None else g[step] for g in self.gradients]
 
 
 def _state_of(results: list[Any]) -> LiveState:
@@ -563,44 +475,3 @@ def _compact(leaf: Tensor) -> Tensor:
     if is_dense and not (leaf.storage_offset() * leaf.element_size()) % _ALIGNED:
         return leaf
     return leaf.clone(memory_format=torch.preserve_format)
-
-
-def _show(structure: trees.Structure) -> str:
-    return "a single leaf" if structure.is_leaf() else str(structure).removeprefix("PyTreeSpec")
-
-
-def difference_of(one: Any, other: Any) -> str | None:
-    """Compare bit for bit: NaNs are equal to themselves, 0.0 is not -0.0."""
-    if one is other:
-        return None
-    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
-        same = type(one) is type(other) and (one == other or str(one) == str(other) == "nan")
-        return None if same else f"is {one!r} instead of {other!r}"
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return (
-            f"is {one.dtype} of shape {tuple(one.shape)} instead of {other.dtype} of shape "
-            f"{tuple(other.shape)}"
-        )
-    if torch.equal(_bits(one), _bits(other)):
-        return None
-    wrong = one != other
-    count = int(wrong.sum())
-    if not count:
-        return "differs in the sign of a zero"
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    largest = float((one.to(wide) - other.to(wide)).abs().max())
-    return f"differs in {count} of {one.numel()} entries, by up to {largest:.3g}"
-
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """Look at a tensor as integers, without a copy."""
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        return tensor
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    if not tensor.is_floating_point():
-        return tensor
-    return tensor.resolve_neg().view(_INTEGERS[tensor.element_size()])
