@@ -27,7 +27,7 @@ _GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "6553
 
 def run() -> list[Result]:
     torch.set_num_threads(1)
-    return [*_tiny_regions(), *_network("gpt", rounds=6), *_network("resnet", rounds=5)]
+    return [*_tiny_regions(), *_network("gpt", rounds=8), *_network("resnet", rounds=15)]
 
 
 # --- small regions ------------------------------------------------------------------------------

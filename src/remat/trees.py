@@ -15,6 +15,7 @@ _NAMESPACE = "remat"
 
 _LEAF = optree.treespec_leaf()
 _SIMPLE = (np.ndarray, np.float64, float)  # the usual state, found at once
+_LEAF_TYPES: set[type] = {*_SIMPLE, int}  # known to be no trees
 
 Leaves = list[Any]
 Structure = optree.PyTreeSpec
@@ -33,15 +34,14 @@ def flatten(tree: Any) -> tuple[Leaves, Structure]:
         return [tree], _LEAF
     while True:
         leaves, structure = optree.tree_flatten(tree, namespace=_NAMESPACE)
-        unknown = {
-            type(leaf)
-            for leaf in leaves
-            if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
-        }
+        unknown = set(map(type, leaves)) - _LEAF_TYPES
         if not unknown:
             return leaves, structure
         for cls in unknown:
-            _register(cls)
+            if dataclasses.is_dataclass(cls):
+                _register(cls)
+            else:
+                _LEAF_TYPES.add(cls)
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:

@@ -154,11 +154,11 @@ class _Ahead(Iterator[Action]):
     def __next__(self) -> Action:
         return self._seen.pop() if self._seen else next(self._actions)
 
-    def comes(self, action: Action) -> bool:
-        """Say whether this action is the next one."""
+    def comes(self, kind: type[Tape | Backward], step: int) -> bool:
+        """Say whether the next action is of this kind and for this step."""
         if not self._seen:
             self._seen += itertools.islice(self._actions, 1)
-        return bool(self._seen) and self._seen[0] == action
+        return any(type(action) is kind and action[0] == step for action in self._seen)
 
 
 class LoopRun(Generic[State, Held, Recorded, Gradient]):
@@ -337,11 +337,11 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
             case Tape(step):
                 stop = step + 1
                 if self.verbs.records_runs and (step or self._first is None):
-                    while self._actions.comes(Tape(stop)):
+                    while self._actions.comes(Tape, stop):
                         next(self._actions)
                         stop += 1
                     # And the step after them, if the way back begins with it at once.
-                    stop += self._actions.comes(Backward(stop))
+                    stop += self._actions.comes(Backward, stop)
                 recorded, start = self._recorded(step, stop)
                 self._tapes[stop - 1] = recorded, start
                 self._set_resting(stop, self.verbs.after(recorded))

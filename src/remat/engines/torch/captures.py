@@ -55,7 +55,9 @@ class Captures:
         self._table = _Table()
         self._mode = _StandIns(self._table, reach.graphs) if reach.has_graphs else None
         self._marks: list[tuple[int, int]] = []  # versions and addresses
-        self._recorded: set[int] | None = set()  # numbers of those that recordings use
+        self._recorded: set[int] = set()  # numbers of those that recordings use
+        self._is_checked = False
+        self._steps = self._met = 0  # on the way ahead, and how many captures they met in all
         self._start = 0  # the number of the first node that a step may make
         if torch.is_grad_enabled():
             node: Any = torch.zeros((), requires_grad=True).view(()).grad_fn
@@ -94,7 +96,10 @@ class Captures:
         """
         own = {id(leaf) for leaf in given}
         behind = {leaf.grad_fn for leaf in given}
-        return self._walk(ends, own, step, behind, self._start)
+        found = self._walk(ends, own, step, behind, self._start)
+        self._steps += 1
+        self._met += len(found)
+        return found
 
     def release(self, leaves: int) -> None:
         """Forget those that were met since there were so many, and that nobody else refers to.
@@ -116,8 +121,7 @@ class Captures:
 
     def recorded(self, numbers: Iterable[int]) -> None:
         """Take note of what a recording uses."""
-        if self._recorded is not None:
-            self._recorded.update(numbers)
+        self._recorded.update(numbers)
 
     def check_recorded(self) -> None:
         """Raise if a leaf that was used on the way ahead was used by no recording, ahead or back.
@@ -125,21 +129,31 @@ class Captures:
         Once: a second way back knows nothing of a recording that was made on the way ahead, and
         of leaves that the step made for itself there.
         """
-        numbers, self._recorded = self._recorded, None
-        if numbers is None:
+        if self._is_checked:
             return
+        self._is_checked = True
         pairs = zip(self.sources, self.leaves, strict=True)
         for number, (source, leaf) in enumerate(pairs):
-            if source is leaf and number not in numbers:
+            if source is leaf and number not in self._recorded:
                 raise UnsupportedError(
                     f"a step makes a tensor of shape {list(leaf.shape)} that requires grad, and "
                     "keeps it; when the step is run again it makes another one, and the first gets "
                     "no gradient. Make it before the loop"
                 )
 
-    def used_by(self, ends: list[Tensor], own: set[int], step: int) -> list[int]:
-        """Return the numbers of those that a graph leads to; `own` are ids of its own leaves."""
-        return self._walk(ends, own, step, set(), 0)
+    def used_by(
+        self, ends: list[Tensor], own: Iterable[Tensor], start: int, stop: int
+    ) -> Sequence[int]:
+        """Return the numbers of those that the graph of steps may lead to; `own` are its leaves.
+
+        To search the graph takes as long as to make it. If most steps use most of them, all are
+        named instead: those that are not used get no gradient. Unless it is still open whether
+        every one is ever used by a recording.
+        """
+        count, length = len(self), stop - start
+        if len(self._recorded) == count and count * self._steps <= 2 * self._met * length:
+            return range(count)
+        return self._walk(ends, {id(leaf) for leaf in own}, start, set(), 0)
 
     def _walk(
         self, ends: list[Tensor], own: set[int], step: int, behind: set[Any], start: int

@@ -67,10 +67,12 @@ class Numbers:
                     self._change = f"{name} was {before!r} and then {now!r}"
                     break
 
+    @property
+    def have_changed(self) -> bool:
+        return self._change is not None
+
     def check(self, step: int, before: list[Any], after: list[Any]) -> None:
-        """Raise if a number has changed and the states around a step are no proof of anything."""
-        if self._change is None:
-            return
+        """Raise if the states around a step are no proof that the change makes no difference."""
         start = [leaf for leaf in before if _counts(leaf)]
         ends = [leaf for leaf in after if _counts(leaf)]
         if any(map(_is_zero, ends)) or (start and all(map(_is_zero, start))):

@@ -26,6 +26,7 @@ from .comparing import difference_of
 from .effects import Around, Effects, StepWatch
 from .kinds import is_ordinary
 from .reach import Reach
+from .records import version_of
 from .scans import Outputs, PerStep
 
 __all__ = ["Gradients", "HeldState", "LiveState", "Outputs", "PerStep", "Recording", "Steps"]
@@ -109,8 +110,9 @@ class Steps:
 
     def advance(self, state: LiveState, start: int, stop: int) -> LiveState:
         started = time.perf_counter()
+        own = self._own(state)
         for step in range(start, stop):
-            own, inputs = self._own(state), self._take(step)
+            inputs = self._take(step)
             is_new = step >= self._reached
             results, outputs = self._run(own, inputs, step, is_new=is_new)
             known = len(self.captures)
@@ -119,7 +121,8 @@ class Steps:
             if outputs:
                 self.outputs.keep(outputs, step)
             state = _state_of(results)
-            del own, inputs, results, outputs  # and with them the graph
+            own = self._marked(state) if step + 1 < stop else []
+            del inputs, results, outputs  # and with them the graph
             if len(self.captures) > known:
                 self.captures.release(known)
         self.seconds += time.perf_counter() - started
@@ -141,6 +144,7 @@ class Steps:
         own = self._own(held)
         results, inputs, outputs = own, [], []
         is_new = start >= self._reached
+        checks_numbers = self.outputs.are_compared and self.numbers.have_changed
         used: dict[int, None] = {}
         for step in range(start, stop):
             inputs.append(self._take(step))
@@ -148,7 +152,7 @@ class Steps:
             results, output = self._run(results, inputs[-1], step, is_new=is_new)
             if is_new:
                 used |= dict.fromkeys(self._search(results + output, before + inputs[-1], step))
-            elif self.outputs.are_compared:
+            elif checks_numbers:
                 self.numbers.check(step, before, results)
             if step + 1 < stop:
                 results = [_compact(r) if isinstance(r, Tensor) else r for r in results]
@@ -156,9 +160,9 @@ class Steps:
                 self.outputs.keep(output, step)
             outputs.append(output)
         if not is_new:
-            ends = [*results, *itertools.chain(*outputs)]
-            mine = {id(leaf) for leaf in itertools.chain(own, *inputs)}
-            used = dict.fromkeys(self.captures.used_by(_tensors(ends), mine, start))
+            ends = _tensors([*results, *itertools.chain(*outputs)])
+            mine = itertools.chain(own, *inputs)
+            used = dict.fromkeys(self.captures.used_by(ends, mine, start, stop))
         self.captures.recorded(used)
         after = self._held(*_state_of(results))
         self.seconds += time.perf_counter() - started
@@ -183,12 +187,12 @@ class Steps:
         captured = [self.captures.leaves[number] for number in recorded.used]
         if not ends or not (own or captured):
             return [None] * len(gradient)
-        # What was gathered so far goes in like a gradient of the end, and comes out with what these
-        # steps add to it: so sums are the same, bit for bit, as in a plain loop.
-        for number, leaf in zip(recorded.used, captured, strict=True):
-            if number in self.sums:
-                ends.append(leaf)
-                seeds.append(self.sums.pop(number))
+        known = [number for number in recorded.used if number in self.sums]
+        if known:
+            sums = [self.sums.pop(number) for number in known]
+            ends.append(_SoFar.apply(sums, *(self.captures.leaves[n] for n in known)))
+            seeds.append(torch.zeros_like(ends[-1]))
+            del sums
         found = gradients_of(ends, [*own.values()], captured, seeds)
         del ends, seeds
         for number, total in zip(recorded.used, found[len(own) :], strict=True):
@@ -285,23 +289,19 @@ class Steps:
 
     def _own(self, state: LiveState | HeldState) -> list[Any]:
         """Return a state as leaves of a graph, which require grad where the state had a history."""
-        if self._single and isinstance(state.leaves[0], Tensor):
-            own = state.leaves[0].detach()
-            if state.tracked[0]:
-                self.captures.mark_as_own(own.requires_grad_())
-            return [own]
-        found = []
         known: dict[int, Any] = {}  # what is one tensor stays one tensor
+        for leaf in state.leaves:
+            if isinstance(leaf, Tensor) and id(leaf) not in known:
+                known[id(leaf)] = leaf.detach()
+        leaves = [known.get(id(leaf), leaf) for leaf in state.leaves]
+        return self._marked(LiveState(leaves, state.tracked))
+
+    def _marked(self, state: LiveState) -> list[Any]:
+        """Make the leaves of a state that nobody else has got leaves of a graph."""
         for leaf, tracked in zip(state.leaves, state.tracked, strict=True):
-            mine = leaf
-            if isinstance(leaf, Tensor):
-                mine = known.get(id(leaf))
-                if mine is None:
-                    mine = known[id(leaf)] = leaf.detach()
-                    if tracked:
-                        self.captures.mark_as_own(mine.requires_grad_())
-            found.append(mine)
-        return found
+            if tracked:
+                self.captures.mark_as_own(leaf.requires_grad_())
+        return state.leaves
 
     def _take(self, step: int) -> list[Any]:
         """Return the entries of `xs` for a step, as leaves of its graph."""
@@ -385,6 +385,25 @@ class Steps:
         return first.peak_bytes
 
 
+class _SoFar(torch.autograd.Function):
+    """Puts what was gathered so far at the end of a graph, as if more steps had followed.
+
+    It comes to the leaves first, and the steps add to it: so sums are the same, bit for bit, as in
+    a plain loop. And autograd adds in place, because nobody else has got it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, sums: list[Tensor], *leaves: Tensor) -> Tensor:
+        ctx.sums = sums
+        return leaves[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        sums = None, *ctx.sums
+        ctx.sums.clear()
+        return sums
+
+
 class _Watching:
     """A run of a step that is watched: afterwards the watch is asked what it has seen."""
 
@@ -445,10 +464,10 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
 
 
 def _versions(leaves: list[Any]) -> list[int]:
-    return [
-        leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0
-        for leaf in leaves
-    ]
+    try:
+        return [leaf._version if isinstance(leaf, Tensor) else 0 for leaf in leaves]
+    except RuntimeError:  # tensors of inference mode do not count
+        return [version_of(leaf) if isinstance(leaf, Tensor) else 0 for leaf in leaves]
 
 
 def _differentiable(own: list[Any]) -> dict[int, Tensor]:
