@@ -158,7 +158,10 @@ class _Ahead(Iterator[Action]):
         """Say whether the next action is of this kind and for this step."""
         if not self._seen:
             self._seen += itertools.islice(self._actions, 1)
-        return any(type(action) is kind and action[0] == step for action in self._seen)
+            if not self._seen:
+                return False
+        action = self._seen[0]
+        return type(action) is kind and action[0] == step
 
 
 class LoopRun(Generic[State, Held, Recorded, Gradient]):

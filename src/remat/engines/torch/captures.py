@@ -169,20 +169,24 @@ class Captures:
             elif node not in seen:
                 seen.add(node)
                 nodes.append(node)
-        while nodes:
-            node = nodes.pop()
-            if start and node._sequence_nr() < start:
+        for node in nodes:  # which grow on the way
+            is_last = True  # on its way down
+            for below, _ in node.next_functions:
+                if below is None:
+                    continue
+                is_leaf = type(below) is _AccumulateGrad
+                is_last &= is_leaf
+                if below in seen:
+                    continue
+                seen.add(below)
+                if not is_leaf:
+                    nodes.append(below)
+                elif id(variable := below.variable) not in own:
+                    self._meet(variable, step, found)
+            if is_last and node._sequence_nr() < start:
                 _refuse(
                     step, f"computed before the loop ({node.name()}), where remat does not look"
                 )
-            for below, _ in node.next_functions:
-                if below is None or below in seen:
-                    continue
-                seen.add(below)
-                if type(below) is not _AccumulateGrad:
-                    nodes.append(below)
-                elif id(below.variable) not in own:
-                    self._meet(below.variable, step, found)
         return list(found)
 
     def complete(self) -> None:
