@@ -8,7 +8,6 @@ sides.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
@@ -18,9 +17,17 @@ from torch.utils.checkpoint import checkpoint
 
 import remat
 
-from .measure import Report, Result, interleaved, measured, peak_in_fresh_process
+from .measure import (
+    Report,
+    Result,
+    interleaved,
+    lowest_of_three,
+    measured,
+    peak_in_fresh_process,
+)
 
 PEERS = ("torch",)
+_HERE = "benchmarks.torch_regions"
 _SIDES = ("plain", "theirs", "ours")
 _GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
@@ -94,13 +101,11 @@ def _call(side: str) -> Callable[..., Tensor]:
 def _network(network: str, rounds: int) -> list[Result]:
     sides = {side: prepared(network, side) for side in _SIDES}
     seconds = interleaved(sides, rounds)
-    os.environ.update(_GIVE_BACK)
-    try:
-        reports = {side: _lowest_of_three(network, side) for side in _SIDES}
-        told = peak_in_fresh_process(f"{__name__}:profiled_pass", network=network)
-    finally:
-        for name in _GIVE_BACK:
-            os.environ.pop(name)
+    reports = {
+        side: lowest_of_three(f"{_HERE}:one_pass", _GIVE_BACK, network=network, side=side)
+        for side in _SIDES
+    }
+    told = peak_in_fresh_process(f"{_HERE}:profiled_pass", network=network)
     checksums = {report["checksum"] for report in reports.values()}
     assert len(checksums) == 1, f"the sides differ: {checksums}"
     peaks = {side: report["peak_bytes"] for side, report in reports.items()}
@@ -146,13 +151,6 @@ def _network(network: str, rounds: int) -> list[Result]:
             measured_MB=difference / 1e6,
         ),
     ]
-
-
-def _lowest_of_three(network: str, side: str) -> Report:
-    """Return the lowest of three peaks: each is exact to a few hundred kilobytes only."""
-    path = "benchmarks.torch_regions:one_pass"
-    found = [peak_in_fresh_process(path, network=network, side=side) for _ in range(3)]
-    return min(found, key=lambda report: report["peak_bytes"])
 
 
 def one_pass(network: str, side: str) -> Report:
