@@ -120,8 +120,11 @@ class Steps:
                 self._search(results + outputs, own + inputs, step)
             if outputs:
                 self.outputs.keep(outputs, step)
-            state = _state_of(results)
-            own = self._marked(state) if step + 1 < stop else []
+            own = []
+            if step + 1 < stop:
+                own = self._own_of(results)
+            else:
+                state = _state_of(results)
             del inputs, results, outputs  # and with them the graph
             if len(self.captures) > known:
                 self.captures.release(known)
@@ -248,15 +251,15 @@ class Steps:
         self, own: list[Any], inputs: list[Any], step: int, *, is_new: bool
     ) -> tuple[list[Any], list[Any]]:
         """Run a step over these leaves; return its results and its outputs, with their graph."""
-        given = own + inputs
+        given = own + inputs if inputs else own
         versions = _versions(given) if is_new else []
         if self._works_in_place:
             copies = {id(leaf): leaf.clone() for leaf in given if isinstance(leaf, Tensor)}
             given = [copies.get(id(leaf), leaf) for leaf in given]
-        count, x = len(own), None
-        state = given[0] if self._single else trees.unflatten(self.structure, given[:count])
+        x = None
+        state = given[0] if self._single else trees.unflatten(self.structure, given[: len(own)])
         if self.inputs.structure is not None:
-            x = trees.unflatten(self.inputs.structure, given[count:])
+            x = trees.unflatten(self.inputs.structure, given[len(own) :])
         try:
             if is_new and (self.effects.watches_all or not self._reached):
                 with self._watched(given):
@@ -267,7 +270,7 @@ class Steps:
             error.add_note(f"raised in step {step} of a loop that remat runs")
             raise
         # (Whoever does not write in place on the way ahead does not do so later on.)
-        if is_new and _versions(own + inputs) != versions:
+        if is_new and _versions(own + inputs if inputs else own) != versions:
             raise UnsupportedError(
                 f"step {step} writes to its state or to its input in place, which step 0 did not "
                 "do; write to a copy (x = x + 1 instead of x += 1), or do so in every step"
@@ -295,6 +298,16 @@ class Steps:
                 known[id(leaf)] = leaf.detach()
         leaves = [known.get(id(leaf), leaf) for leaf in state.leaves]
         return self._marked(LiveState(leaves, state.tracked))
+
+    def _own_of(self, results: list[Any]) -> list[Any]:
+        """Return what a step has made as leaves of the next one's graph."""
+        result = results[0] if self._single else None
+        if type(result) is not Tensor:
+            return self._marked(_state_of(results))
+        own = _compact(result.detach())
+        if result.requires_grad:
+            self.captures.mark_as_own(own.requires_grad_())
+        return [own]
 
     def _marked(self, state: LiveState) -> list[Any]:
         """Make the leaves of a state that nobody else has got leaves of a graph."""
