@@ -22,6 +22,7 @@ from remat.loops import LoopOptions
 from .measure import (
     Report,
     Result,
+    best_of_processes,
     interleaved,
     lowest_of_three,
     measured,
@@ -110,7 +111,7 @@ class _Loop:
 
 def _network(name: str) -> list[Result]:
     loop = _Loop(name)
-    seconds = interleaved({side: loop.side(side) for side in _SIDES}, 25)
+    seconds = best_of_processes(f"{_HERE}:passes", 5, name=name, rounds=5)
     reports = {
         side: lowest_of_three(f"{_HERE}:one_pass", _GIVE_BACK, name=name, side=side)
         for side in _SIDES
@@ -141,6 +142,13 @@ def _network(name: str) -> list[Result]:
             peaks["more"] / peaks["theirs"], 1.0,
         ),
     ]  # fmt: skip
+
+
+def passes(name: str, rounds: int) -> dict[str, float]:
+    """Return the seconds of a pass on each side."""
+    torch.set_num_threads(1)
+    loop = _Loop(name)
+    return interleaved({side: loop.side(side) for side in _SIDES}, rounds)
 
 
 def one_pass(name: str, side: str) -> Report:
@@ -174,9 +182,7 @@ def _overhead() -> list[Result]:
         loop.side("ours")()
     finally:
         LoopOptions.choose = choose  # type: ignore[method-assign]
-    best = interleaved(
-        {"pass": loop.side("ours"), "ahead": _steps(loop), "both": _steps(loop, back=True)}, 15
-    )
+    best = best_of_processes(f"{_HERE}:parts", 4, rounds=5)
     ahead, both = best["ahead"] / 200, best["both"] / 200
     expected = predicted[0] * ahead + _STEPS * (both - ahead)
     return [
@@ -189,6 +195,14 @@ def _overhead() -> list[Result]:
             step_back_us=(both - ahead) * 1e6,
         )
     ]
+
+
+def parts(rounds: int) -> dict[str, float]:
+    """Return the seconds of a pass, and of 200 steps ahead, and of as many ahead and back."""
+    torch.set_num_threads(1)
+    loop = _Loop("rnn")
+    sides = {"pass": loop.side("ours"), "ahead": _steps(loop), "both": _steps(loop, back=True)}
+    return interleaved(sides, rounds)
 
 
 def _steps(loop: _Loop, *, back: bool = False) -> Callable[[], None]:

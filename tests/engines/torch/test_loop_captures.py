@@ -116,6 +116,27 @@ def used_by_some_steps(run, x, Ws):
     return run.loop(step, (x, 0), 7)
 
 
+def whose_gradients_are_one_tensor(run, x, Ws):
+    a, b = Ws[0][:2], Ws[1][:2]  # as large as the state, whose gradient is theirs, too
+    return run.loop(lambda s: s + a + b, x, 7)
+
+
+def whose_gradients_are_views_of_one_tensor(run, x, Ws):
+    def step(s):
+        whole = torch.cat([Ws[0], Ws[1]])
+        return torch.tanh(s @ whole[:4] + whole[4:6]) + Ws[2][:2]
+
+    return run.loop(step, x, 7)
+
+
+def most_of_which_no_step_of_a_run_uses(run, x, Ws):
+    def step(s):
+        h, i = s
+        return torch.tanh(h @ (Ws[6] if i == 3 else Ws[0])), i + 1
+
+    return run.loop(step, (x, 0), 7)
+
+
 def by_a_custom_function(run, x, Ws):
     w = Ws[0]
     return run.loop(lambda s: Twice.apply(s @ w, w[:2]), x, 7)
@@ -145,6 +166,9 @@ PROGRAMS = [
     frozen,
     tied,
     used_by_some_steps,
+    whose_gradients_are_one_tensor,
+    whose_gradients_are_views_of_one_tensor,
+    most_of_which_no_step_of_a_run_uses,
     by_a_custom_function,
     gradient_mode_inside,
 ]

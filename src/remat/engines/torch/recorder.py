@@ -333,13 +333,13 @@ class Recorder(TorchDispatchMode):
         return state
 
     def _held_from_outside(self, tensor: Tensor, storage: Any) -> State:
-        state = State(tensor, version_of(tensor))
+        state = State(tensor, version := version_of(tensor))
         state.outside = True
         # A view is not asked: autograd would renew its history, if its base was written to.
         state.leaf = not tensor._is_view() and tensor.is_leaf
         if state.leaf and tensor.requires_grad:
             state.held = tensor
-            state.held_version = state.version
+            state.held_version = version
             state.held_storage = storage
             self._outside[id(tensor)] = state
             if type(tensor) is not torch.nn.Parameter and storage is not None:

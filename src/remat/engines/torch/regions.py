@@ -144,12 +144,11 @@ class Region:
     def compute(self, handle: Handle) -> Tensor:
         """Return the tensor of a handle, and compute those of the whole region if it is time."""
         with self._lock:
-            current = _current_pass()
             if len(self.all_handles) == 1 and not self.children:
                 tensor = self._compute([handle.piece])[0]  # all there is to compute
                 self._inputs = Region._inputs
-            elif current in (-1, self._pass):  # asked once more, or outside of any pass
-                tensor = self._compute([handle.piece])[0]
+            elif (current := _current_pass()) in (-1, self._pass):
+                tensor = self._compute([handle.piece])[0]  # once more, or outside of any pass
             else:
                 tensor = self._compute_all(current, handle)
             if self.watch is not None:
@@ -280,11 +279,12 @@ def unpack(packed: Handle | State) -> Tensor:
         if packed.kept == tensor._version:
             return tensor
         region.drop(packed.state)  # it was written to, so it is computed again
-    state = packed.state
+    piece = packed.piece
+    state = piece if type(piece) is State else piece.state
     if state.held is None:
         return region.compute(packed)
     held = value_of(state)
-    if packed.piece is state:
+    if piece is state:
         return held
     with below_us(NOT_OURS):
-        return over(packed.piece, held)
+        return over(piece, held)
