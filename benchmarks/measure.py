@@ -10,7 +10,7 @@ Memory: from outside, as the operating system's high-water mark of a fresh proce
         run = measured(gradient)
         return run.report(checksum=float(run.value.sum()))
 
-    peak_in_fresh_process("benchmarks.some_loop:plain", steps=1000)["peak_bytes"]
+    in_fresh_process("benchmarks.some_loop:plain", steps=1000)["peak_bytes"]
     interleaved({"plain": prepare(1000), "ours": prepare_ours(1000)}, rounds=20)["plain"]
 """
 
@@ -39,22 +39,19 @@ from rich.console import Console
 from rich.table import Table
 
 __all__ = [
-    "EXACT_BYTES",
     "ONE_THREAD",
     "Measured",
     "Report",
     "Result",
     "best_of_processes",
+    "in_fresh_process",
     "interleaved",
     "lowest_of_three",
     "measured",
-    "peak_in_fresh_process",
     "show",
     "versions",
     "write",
 ]
-
-EXACT_BYTES = 1 << 18  # of a peak, as the operating system tells it
 
 T = TypeVar("T")
 Report = dict[str, Any]  # what a fresh process sends back as JSON
@@ -98,7 +95,7 @@ def best_of_processes(function_path: str, processes: int, **kwargs: object) -> d
     The function runs all sides `interleaved` and returns the seconds. Where tensors lie in memory
     is decided once for a process, and makes a difference of up to a tenth, to either side.
     """
-    found = [peak_in_fresh_process(function_path, **kwargs) for _ in range(processes)]
+    found = [in_fresh_process(function_path, **kwargs) for _ in range(processes)]
     return {side: min(seconds[side] for seconds in found) for side in found[0]}
 
 
@@ -132,7 +129,7 @@ class Measured(Generic[T]):
 def measured(run: Callable[[], T]) -> Measured[T]:
     """Run `run` once; to be called in a fresh process, when everything is prepared.
 
-    The kernel counts pages in batches: the peak is exact to `EXACT_BYTES`.
+    The kernel counts pages in batches: the peak is exact to a few hundred kilobytes.
     """
     gc.collect()
     _return_free_memory()
@@ -146,11 +143,11 @@ def measured(run: Callable[[], T]) -> Measured[T]:
 
 def lowest_of_three(function_path: str, environment: Mapping[str, str], **kwargs: object) -> Report:
     """Return the report with the lowest of three peaks: each is exact to a few hundred KB only."""
-    found = [peak_in_fresh_process(function_path, environment, **kwargs) for _ in range(3)]
+    found = [in_fresh_process(function_path, environment, **kwargs) for _ in range(3)]
     return min(found, key=lambda report: report["peak_bytes"])
 
 
-def peak_in_fresh_process(
+def in_fresh_process(
     function_path: str, environment: Mapping[str, str] = MappingProxyType({}), **kwargs: object
 ) -> Report:
     """Call "benchmarks.module:function" with `kwargs` in a fresh process; return its report."""

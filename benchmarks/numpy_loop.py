@@ -10,7 +10,7 @@ import numpy as np
 
 import remat
 
-from .measure import Report, Result, interleaved, measured, peak_in_fresh_process
+from .measure import Report, Result, in_fresh_process, interleaved, measured
 
 PEERS = ("autograd",)
 _STEPS = 1000
@@ -47,7 +47,7 @@ def run() -> list[Result]:
 
 def _memory() -> Result:
     peaks = {
-        name: peak_in_fresh_process(f"benchmarks.numpy_loop:{name}", steps=_STEPS)["peak_bytes"]
+        name: in_fresh_process(f"benchmarks.numpy_loop:{name}", steps=_STEPS)["peak_bytes"]
         for name in ("plain", "checkpointed")
     }
     return Result.at_most(
@@ -73,7 +73,7 @@ def _time() -> Result:
 
 def _budget(megabytes: int) -> Result:
     budget = megabytes * 10**6
-    peak = peak_in_fresh_process("benchmarks.numpy_loop:within", budget=budget)["peak_bytes"]
+    peak = in_fresh_process("benchmarks.numpy_loop:within", budget=budget)["peak_bytes"]
     return Result.at_most(
         f"budget of {megabytes} MB",
         "the same with memory_budget: peak against the budget, by the operating system",
@@ -86,7 +86,7 @@ def _budget(megabytes: int) -> Result:
 def _growth() -> Result:
     path = "benchmarks.numpy_loop:long_loop"
     peaks = {
-        f"{steps} steps": peak_in_fresh_process(path, steps=steps, checkpoints=100)["peak_bytes"]
+        f"{steps} steps": in_fresh_process(path, steps=steps, checkpoints=100)["peak_bytes"]
         for steps in (_LONG // 10, _LONG)
     }
     few, many = peaks.values()

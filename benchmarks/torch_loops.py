@@ -23,10 +23,10 @@ from .measure import (
     Report,
     Result,
     best_of_processes,
+    in_fresh_process,
     interleaved,
     lowest_of_three,
     measured,
-    peak_in_fresh_process,
 )
 
 PEERS = ("torch",)
@@ -223,7 +223,7 @@ def _steps(loop: _Loop, *, back: bool = False) -> Callable[[], None]:
 
 
 def _long() -> Result:
-    report = peak_in_fresh_process(f"{_HERE}:million_steps")
+    report = in_fresh_process(f"{_HERE}:million_steps")
     return Result.at_most(
         "1,000,000 steps of 64 floats with 100 checkpoints",
         "peak above start, MB",

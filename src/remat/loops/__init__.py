@@ -4,6 +4,7 @@ from .accounts import Account, LoopTales, is_inside_a_region
 from .checkpoints import checkpoints_of
 from .lengths import KnownLength, Length, Progress, UnknownLength
 from .options import Budget, LoopOptions, Measured, ScheduleName
+from .outputs import StepOutputs
 from .runner import LoopRun, Verbs, Watcher
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Measured",
     "Progress",
     "ScheduleName",
+    "StepOutputs",
     "UnknownLength",
     "Verbs",
     "Watcher",

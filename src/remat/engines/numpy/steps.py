@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import trees
-from ...errors import RecomputeMismatchError
-from ...loops import Measured
+from ...loops import Measured, StepOutputs
 from ...stores import Arrays
 from .arrays import NumpyArrays
 from .captures import Captures
@@ -101,7 +100,7 @@ class Steps:
 
     def advance(self, state: Any, start: int, stop: int) -> Any:
         step, started = start, time.perf_counter()
-        call, take, keep = self.call, self.inputs.take, self.outputs.keep
+        call, take, keep = self.call, self.inputs.take, self.outputs.keep_output
         collect = self.outputs.wanted
         try:
             for step in range(start, stop):
@@ -164,7 +163,7 @@ class Steps:
             raise
         results = recording.results
         refuse_boxes(results)
-        self.outputs.keep_flat(results[sizes[0] :], step)
+        self.outputs.keep(results[sizes[0] :], step)
         after = [_compact(leaf) for leaf in results[: sizes[0]]]
         del results[:]  # the state after is held once, the outputs not at all
         recorded = RecordedStep(recording, held, HeldState(after, self.randomness.moment()))
@@ -322,70 +321,29 @@ class PerStep:
                 self.gradients[i][step] = gradient
 
 
-class Outputs:
-    """What a scan collects from each step, and the gradients that come back to it."""
+class Outputs(StepOutputs):
+    """The outputs of a scan over arrays."""
 
-    def __init__(self, steps: int, *, wanted: bool) -> None:
-        self.steps = steps
-        self.wanted = wanted
-        self.are_compared = True  # when a step is run again
-        self.structure: trees.Structure | None = None
-        self.stacks: list[Any] = []
-        self.gradients: Sequence[Any] = ()
-        self._next = 0
-
-    def flat(self, output: Any) -> list[Any]:
-        if not self.wanted:
-            return []
-        leaves, structure = trees.flatten(output)
-        if self.structure is None:
-            self.structure = structure
-        elif structure != self.structure:
-            raise TypeError(
-                f"the output of a step has another structure than that of step 0: "
-                f"{trees.describe(structure)} instead of {trees.describe(self.structure)}"
-            )
-        return leaves
-
-    def keep(self, output: Any, step: int) -> None:
+    def keep_output(self, output: Any, step: int) -> None:
         leaves = self.flat(output)
         refuse_boxes(leaves)
-        self.keep_flat(leaves, step)
+        self.keep(leaves, step)
 
-    def keep_flat(self, leaves: list[Any], step: int) -> None:
-        if step != self._next:
-            return self._compare(leaves, step) if self.are_compared else None
-        self._next += 1
-        if step == 0:
-            self.stacks = [
-                np.empty((self.steps, *np.shape(leaf)), np.asarray(leaf).dtype) for leaf in leaves
-            ]
-        for stack, leaf in zip(self.stacks, leaves, strict=True):
-            if np.shape(leaf) != stack.shape[1:]:
-                raise ValueError(
-                    f"the output of step {step} has shape {np.shape(leaf)}, that of step 0 had "
-                    f"{stack.shape[1:]}; outputs are stacked, so they must agree"
-                )
-        for i, leaf in enumerate(leaves):
-            common = np.result_type(self.stacks[i].dtype, np.asarray(leaf).dtype)
-            if common != self.stacks[i].dtype:
-                self.stacks[i] = self.stacks[i].astype(common)
-            self.stacks[i][step] = leaf
-        return None
+    def as_array(self, leaf: Any) -> Any:
+        return np.asarray(leaf)
 
-    def _compare(self, leaves: list[Any], step: int) -> None:
-        """A step that is run again must give the output that it gave the first time."""
-        for stack, leaf in zip(self.stacks, leaves, strict=True):
-            words = difference_of(np.asarray(leaf).astype(stack.dtype), stack[step])
-            if words:
-                raise RecomputeMismatchError(
-                    f"step {step} was run again and its output {words}. The step does not repeat "
-                    "itself: it reads something that changes between calls, or draws from a random "
-                    "generator that remat cannot see; make it a function of its state and input"
-                )
+    def new_stack(self, value: Any) -> Any:
+        return np.empty((self.steps, *value.shape), value.dtype)
 
-    def seeds(self, step: int) -> list[Any]:
-        return [None if g is None else g[step] for g in self.gradients]
+    def put(self, stack: Any, value: Any, step: int) -> Any:
+        common = np.result_type(stack.dtype, value.dtype)
+        if common != stack.dtype:
+            stack = stack.astype(common)
+        stack[step] = value
+        return stack
+
+    def difference(self, stack: Any, value: Any, step: int) -> str | None:
+        return difference_of(value.astype(stack.dtype), stack[step])
 
 
 def _note(error: Exception, step: int) -> None:
