@@ -416,21 +416,19 @@ class Recorder(TorchDispatchMode):
     def _keep(self, state: State, tensor: Tensor) -> None:
         """Hold a state that was not read yet, by a tensor over it; it is not computed again."""
         state.op = None
-        state.tensor, state.size = ref(tensor), tensor.shape
+        state.tensor = ref(tensor)
         state.hold(alias(tensor))
         self._expect_the_end(state, tensor, tensor.untyped_storage())
 
     def _made(self, tensor: Tensor, op: Op, output: int) -> State | None:
         """Note an output. Over a storage that we know it is a view, and there is nothing to do."""
+        states = self._states
         try:
             storage = tensor.untyped_storage()
-        except RuntimeError:  # sparse: whoever reads it will meet it
-            return None
-        states = self._states
-        if getattr(storage, "_remat", None) in states:
-            return None
-        state = State(tensor, 0, op, output)
-        if state.size is None:  # nested
+            if getattr(storage, "_remat", None) in states:
+                return None
+            state = State(tensor, 0, op, output)
+        except RuntimeError:  # a sparse or nested one: whoever reads it will meet it
             return None
         note = next(_notes)
         storage._remat = note  # type: ignore[attr-defined]
@@ -515,7 +513,7 @@ class Recorder(TorchDispatchMode):
         else:
             after.op = op
             after.argument = key
-            after.tensor, after.size = before.tensor, before.size
+            after.tensor = before.tensor
         if is_ordinary(tensor):
             self._note(tensor.untyped_storage(), after)
         return after

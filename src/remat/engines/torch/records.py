@@ -58,19 +58,20 @@ class State:
     leaf = False  # a parameter or an input: there in any case
     outside = False  # the bytes belong to somebody else: never drop them
     read = False  # an op or autograd refers to it
+    op: Op | None = None
+    output = 0
+    size: tuple[int, ...] = ()  # of the output, which must be the same when it is computed again
+    dtype: torch.dtype | None = None
 
     def __init__(self, tensor: Tensor, version: int, op: Op | None = None, output: int = 0) -> None:
         # The one that was made with it, as long as it lives.
         self.tensor: Callable[[], Tensor | None] = ref(tensor)
-        self.size: torch.Size | None
-        try:
-            self.size = tensor.shape
-        except RuntimeError:  # nested tensors have none
-            self.size = None
-        self.dtype = tensor.dtype
         self.version = version  # of the tensors over it, so that a write that we missed shows
-        self.op = op
-        self.output = output
+        if op is not None:
+            self.op = op
+            self.output = output
+            self.size = _once(tensor.shape)
+            self.dtype = tensor.dtype
 
     def hold(self, tensor: Tensor) -> None:
         """Keep these bytes by a tensor without history, of the geometry of the one made with it."""
@@ -86,20 +87,35 @@ class State:
         return [self, *(s for reference in self.siblings if (s := reference()) is not None)]
 
 
+class Geometry(NamedTuple):
+    """How a tensor lies over its storage."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int | torch.SymInt
+    dtype: torch.dtype
+    conj: bool
+    neg: bool
+
+
 @final
 class View:
-    """Another tensor over a state: where it begins, its shape, strides and type."""
+    """Another tensor over a state, and how it lies there."""
 
-    __slots__ = ("conj", "dtype", "neg", "offset", "size", "state", "stride")
+    __slots__ = ("geometry", "state")
 
     def __init__(self, state: State, tensor: Tensor) -> None:
         self.state = state
-        self.size = tensor.size()
-        self.stride = tensor.stride()
-        self.offset = tensor.storage_offset()
-        self.dtype = tensor.dtype
-        self.conj = tensor.is_conj()
-        self.neg = tensor.is_neg()
+        self.geometry: Geometry = _once(
+            Geometry(
+                tensor.size(),
+                tensor.stride(),
+                tensor.storage_offset(),
+                tensor.dtype,
+                tensor.is_conj(),
+                tensor.is_neg(),
+            )
+        )
 
 
 Piece = State | View  # a tensor, as the recording knows it
@@ -109,16 +125,30 @@ def over(piece: Piece, base: Tensor) -> Tensor:
     """Return a piece of the state whose bytes `base` has. To be called below autograd."""
     if type(piece) is State:
         return base
-    if piece.dtype is base.dtype and not (
-        piece.conj or piece.neg or base.is_conj() or base.is_neg()
-    ):
-        return base.as_strided(piece.size, piece.stride, piece.offset)
-    view = torch.empty(0, dtype=piece.dtype, device=base.device).set_(
-        base.untyped_storage(), piece.offset, piece.size, piece.stride
+    size, stride, offset, dtype, conj, neg = piece.geometry
+    if dtype is base.dtype and not (conj or neg or base.is_conj() or base.is_neg()):
+        return base.as_strided(size, stride, offset)
+    view = torch.empty(0, dtype=dtype, device=base.device).set_(
+        base.untyped_storage(), offset, size, stride
     )
-    if piece.conj:
+    if conj:
         view = torch.ops.aten._conj.default(view)
-    return torch.ops.aten._neg_view.default(view) if piece.neg else view
+    return torch.ops.aten._neg_view.default(view) if neg else view
+
+
+def _once(value: Any) -> Any:
+    """Return one object for all that are equal: the layers of a network look alike."""
+    try:
+        known = _alike.setdefault(value, value)
+    except TypeError:  # symbolic sizes
+        return value
+    if len(_alike) > _MANY_SHAPES:
+        _alike.clear()
+    return known
+
+
+_alike: dict[Any, Any] = {}
+_MANY_SHAPES = 4096
 
 
 class Op(NamedTuple):

@@ -182,7 +182,7 @@ def _shape_of(tensor: Tensor) -> Any:
 
 def _mismatch(op: Op, state: State, output: Tensor) -> RecomputeMismatchError:
     if output.dtype is state.dtype:
-        before, after = f"the shape {list(state.size or ())}", str(list(output.shape))
+        before, after = f"the shape {list(state.size)}", str(list(output.shape))
         cause = (
             "an input was changed since in a way that PyTorch does not count: through .data, or a "
             "NumPy array that shares its memory"
