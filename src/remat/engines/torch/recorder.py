@@ -3,7 +3,8 @@
 One recorder serves a thread from the outermost region to its end. It sees every op below autograd
 and autocast, with the very tensors that autograd handles. Nothing is attached to tensors; a
 storage carries a note of which state its bytes are in, by number, so that a tensor that outlives
-the recording keeps nothing of it alive.
+the recording keeps nothing of it alive. Storages of parameters, which are held, carry none: they
+are known by their addresses.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Recorder(TorchDispatchMode):
         self.opened: list[Region] = []
         self.region: Region  # the innermost of them
         self.idle = 0  # regions that are open, but record nothing because gradients are off
-        self._states: dict[int, State] = {}  # by the note on their storage
+        self._states: dict[int, State] = {}  # by the keys of their storages
         self._many = _MANY
         self._dead = 0  # bytes that are held although their tensors are gone, perhaps for nobody
         self._much = _MUCH
@@ -119,6 +120,8 @@ class Recorder(TorchDispatchMode):
         if region.watch is not None:
             region.watch.closed(region)
         if not self.opened:
+            for state in self._states.values():
+                state.tensor = _nothing  # nobody will ask, and there are many
             self._states = {}
             self._outside = {}
             self._dead = 0
@@ -277,10 +280,10 @@ class Recorder(TorchDispatchMode):
     def _known(self, tensor: Tensor) -> State | None:
         """Return the state a tensor is in, if it was noted and not written to unseen."""
         try:
-            state = self._states.get(tensor.untyped_storage()._remat)  # type: ignore[attr-defined]
+            state = self._states.get(_key_of(tensor.untyped_storage()))
             if state is not None and (state.version == tensor._version or state.outside):
                 return state
-        except (AttributeError, RuntimeError):  # no note, no storage, no version
+        except RuntimeError:  # no storage, no version
             pass
         return None
 
@@ -362,12 +365,19 @@ class Recorder(TorchDispatchMode):
         self._dead += nbytes
 
     def _note(self, storage: Any, state: State) -> None:
-        """Note on a storage that its bytes are in this state from now on."""
-        note = next(_notes)
-        storage._remat = note
-        self._states[note] = state
+        """Note that the bytes of a storage are in this state from now on."""
+        self._forget(storage)
+        if state.held_storage is None:
+            storage._remat = next(_notes)
+        self._states[_key_of(storage)] = state
         if len(self._states) > self._many or self._dead > self._much:
             self._forget_the_dead()
+
+    def _forget(self, storage: Any) -> None:
+        """Forget which state a storage is in: whoever reads it meets it anew."""
+        self._states.pop(storage._cdata, None)
+        if hasattr(storage, "_remat"):
+            del storage._remat
 
     def _renew(self, state: State, tensor: Tensor) -> None:
         """Hold a state by the tensor that the program has got of it.
@@ -388,19 +398,19 @@ class Recorder(TorchDispatchMode):
     def _forget_the_dead(self) -> None:
         """Forget states that nobody refers to any more: a long region is not to hold them."""
         freed = 0
-        for key, state in list(self._outside.items()):
+        for address, state in list(self._outside.items()):
             held = state.held
             if held is not None and sys.getrefcount(held) == _ONLY_HERE:
                 freed += nbytes_of(held)
                 state.held = alias(held)  # only we have got this leaf: let it go
-                del self._outside[key]
+                del self._outside[address]
         held = None
-        for note in reversed(list(self._states)):  # the last ones first: they refer to others
-            state = self._states[note]
-            if sys.getrefcount(state) == _ONLY_HERE and _is_over(state, note):
+        for key in reversed(list(self._states)):  # the last ones first: they refer to others
+            state = self._states[key]
+            if sys.getrefcount(state) == _ONLY_HERE and _is_over(state, key):
                 if state.held is not None:
                     freed += nbytes_of(state.held)
-                del self._states[note]
+                del self._states[key]
         for region in self.opened:
             region.forget_the_dead()
         self._many = max(_MANY, 2 * len(self._states))
@@ -425,7 +435,7 @@ class Recorder(TorchDispatchMode):
         states = self._states
         try:
             storage = tensor.untyped_storage()
-            if getattr(storage, "_remat", None) in states:
+            if _key_of(storage) in states:
                 return None
             state = State(tensor, 0, op, output)
         except RuntimeError:  # a sparse or nested one: whoever reads it will meet it
@@ -494,11 +504,11 @@ class Recorder(TorchDispatchMode):
         for part in parts_of(tensor):
             self._before_write(kind, part, alone=False)
             if is_ordinary(part):
-                del part.untyped_storage()._remat  # type: ignore[attr-defined]
+                self._forget(part.untyped_storage())
 
     def _after_write(self, op: Op, key: Any, tensor: Tensor, before: State, *, keep: bool) -> State:
         if op.kind.reseats and is_ordinary(tensor):
-            known = self._states.get(getattr(tensor.untyped_storage(), "_remat", -1))
+            known = self._states.get(_key_of(tensor.untyped_storage()))
             if known is not None:
                 return known  # its bytes are as they were, and it counts their writes by itself
         # Autograd counts the write when we are done, but not that to what it has saved already.
@@ -530,7 +540,7 @@ class Recorder(TorchDispatchMode):
         for number in numbers:
             if isinstance(args[number], Tensor) and self._known(args[number]) is not None:
                 self._before_write(kind, args[number], alone=False)
-                del args[number].untyped_storage()._remat
+                self._forget(args[number].untyped_storage())
         return tuple(
             _instead(arg, args[0]) if number in numbers else arg for number, arg in enumerate(args)
         )
@@ -608,7 +618,7 @@ _MANY = 2000  # states, before it is worth a look which of them are dead
 _MUCH = 4 << 20  # bytes, likewise
 _LITTLE = 1 << 12  # bytes that are not worth to be counted
 _NOISE = 1  # the argument of rrelu_with_noise
-_notes = itertools.count()  # numbers that no two recordings share
+_notes = itertools.count(-1, -1)  # numbers that no two recordings share, and no addresses
 _new_op = tuple.__new__  # quicker than Op(), which parses its arguments
 
 
@@ -628,12 +638,18 @@ def _whole_of(tensor: Tensor) -> Tensor:
     return tensor if base is None or not is_ordinary(base) else base
 
 
-def _is_over(state: State, note: int) -> bool:
-    """Return whether nobody will come across a state again by its note."""
+def _key_of(storage: Any) -> int:
+    """Return the note on a storage, or else where it is: that serves for one that is held."""
+    note: int | None = getattr(storage, "_remat", None)
+    return storage._cdata if note is None else note
+
+
+def _is_over(state: State, key: int) -> bool:
+    """Return whether nobody will come across a state again by its key."""
     made: Any = state.tensor()
     if made is None:
         return True
-    return made is not _somebody and getattr(made.untyped_storage(), "_remat", None) != note
+    return made is not _somebody and _key_of(made.untyped_storage()) != key
 
 
 def _somebody() -> Any:
