@@ -280,7 +280,9 @@ class Recorder(TorchDispatchMode):
     def _known(self, tensor: Tensor) -> State | None:
         """Return the state a tensor is in, if it was noted and not written to unseen."""
         try:
-            state = self._states.get(_key_of(tensor.untyped_storage()))
+            storage = tensor.untyped_storage()
+            # (`_key_of`, at once: this is called for every argument of every op)
+            state = self._states.get(getattr(storage, "_remat", None) or storage._cdata)
             if state is not None and (state.version == tensor._version or state.outside):
                 return state
         except RuntimeError:  # no storage, no version
@@ -435,7 +437,7 @@ class Recorder(TorchDispatchMode):
         states = self._states
         try:
             storage = tensor.untyped_storage()
-            if _key_of(storage) in states:
+            if (getattr(storage, "_remat", None) or storage._cdata) in states:
                 return None
             state = State(tensor, 0, op, output)
         except RuntimeError:  # a sparse or nested one: whoever reads it will meet it
@@ -618,7 +620,7 @@ _MANY = 2000  # states, before it is worth a look which of them are dead
 _MUCH = 4 << 20  # bytes, likewise
 _LITTLE = 1 << 12  # bytes that are not worth to be counted
 _NOISE = 1  # the argument of rrelu_with_noise
-_notes = itertools.count(-1, -1)  # numbers that no two recordings share, and no addresses
+_notes = itertools.count(-1, -1)  # numbers that no two recordings share, and no addresses or zero
 _new_op = tuple.__new__  # quicker than Op(), which parses its arguments
 
 
@@ -640,8 +642,8 @@ def _whole_of(tensor: Tensor) -> Tensor:
 
 def _key_of(storage: Any) -> int:
     """Return the note on a storage, or else where it is: that serves for one that is held."""
-    note: int | None = getattr(storage, "_remat", None)
-    return storage._cdata if note is None else note
+    key: int = getattr(storage, "_remat", None) or storage._cdata
+    return key
 
 
 def _is_over(state: State, key: int) -> bool:

@@ -70,7 +70,7 @@ class State:
         if op is not None:
             self.op = op
             self.output = output
-            self.size = _once(tensor.shape)
+            self.size = tensor.shape
             self.dtype = tensor.dtype
 
     def hold(self, tensor: Tensor) -> None:
@@ -106,7 +106,7 @@ class View:
 
     def __init__(self, state: State, tensor: Tensor) -> None:
         self.state = state
-        self.geometry: Geometry = _once(
+        self.geometry = _once(
             Geometry(
                 tensor.size(),
                 tensor.stride(),
@@ -136,19 +136,19 @@ def over(piece: Piece, base: Tensor) -> Tensor:
     return torch.ops.aten._neg_view.default(view) if neg else view
 
 
-def _once(value: Any) -> Any:
+def _once(geometry: Geometry) -> Geometry:
     """Return one object for all that are equal: the layers of a network look alike."""
     try:
-        known = _alike.setdefault(value, value)
+        known = _alike.setdefault(geometry, geometry)
     except TypeError:  # symbolic sizes
-        return value
-    if len(_alike) > _MANY_SHAPES:
+        return geometry
+    if len(_alike) > _MANY:
         _alike.clear()
     return known
 
 
-_alike: dict[Any, Any] = {}
-_MANY_SHAPES = 4096
+_alike: dict[Geometry, Geometry] = {}
+_MANY = 4096
 
 
 class Op(NamedTuple):
