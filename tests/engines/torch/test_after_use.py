@@ -66,6 +66,7 @@ def test_objects_have_no_new_attributes(face) -> None:
     for one, other in zip(model.parameters(), expected.parameters(), strict=True):
         assert type(one) is type(other)
         assert vars(one) == vars(other)
+        assert vars(one.untyped_storage()) == vars(other.untyped_storage()) == {}
     assert type(y) is torch.Tensor
     assert y.grad_fn.name() == expected_y.grad_fn.name()
     assert y._version == expected_y._version
