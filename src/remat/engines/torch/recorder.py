@@ -378,8 +378,8 @@ class Recorder(TorchDispatchMode):
     def _forget(self, storage: Any) -> None:
         """Forget which state a storage is in: whoever reads it meets it anew."""
         self._states.pop(storage._cdata, None)
-        if hasattr(storage, "_remat"):
-            del storage._remat
+        if getattr(storage, "_remat", None) is not None:
+            storage._remat = None  # not deleted: another thread may do the same at this time
 
     def _renew(self, state: State, tensor: Tensor) -> None:
         """Hold a state by the tensor that the program has got of it.
