@@ -39,7 +39,7 @@ from .records import (
     parts_of,
     version_of,
 )
-from .regions import Handle, Region, unpack
+from .regions import Handle, Leavings, Region, unpack
 from .replay import flat
 from .watch import WatchedHandle, nbytes_of
 
@@ -63,6 +63,7 @@ class Recorder(TorchDispatchMode):
         self._outside: dict[int, State] = {}  # by id, for leaves, which are held, so ids stay
         self._ops = 0
         self._hook = self._pack  # one object, to be recognised
+        self._left = Leavings()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -120,8 +121,7 @@ class Recorder(TorchDispatchMode):
         if region.watch is not None:
             region.watch.closed(region)
         if not self.opened:
-            for state in self._states.values():
-                state.tensor = _nothing  # nobody will ask, and there are many
+            self._left.regions.append(region.all_handles)
             self._states = {}
             self._outside = {}
             self._dead = 0
@@ -134,7 +134,7 @@ class Recorder(TorchDispatchMode):
         if known is not None and known.version == tensor._version and self.region.watch is None:
             known.read = True
             return known  # a parameter: the usual case
-        piece = self.piece(tensor)
+        piece = self.piece(tensor) if known is not None else self._piece(tensor)
         state = piece if type(piece) is State else piece.state
         state.read = True
         region = self.region
@@ -256,6 +256,10 @@ class Recorder(TorchDispatchMode):
         state = self._outside.get(id(tensor))
         if state is not None and state.version == tensor._version:
             return state
+        return self._piece(tensor)
+
+    def _piece(self, tensor: Tensor) -> Piece:
+        """Return the same of one that is not known to be a leaf from outside."""
         state = self._known(tensor)
         if state is None:
             return self._meet(tensor)
@@ -310,9 +314,12 @@ class Recorder(TorchDispatchMode):
         whole = _whole_of(tensor)
         storage = whole.untyped_storage()
         state = self._held_from_outside(whole, storage)
-        self._note(storage, state)
         if state.held is not whole:
+            note = getattr(storage, "_remat", None)
+            if note is not None and note not in self._states:
+                state.heirs = self._left.heirs(whole, note)
             self._expect_the_end(state, whole, storage)
+        self._note(storage, state)
         return state if whole is tensor else View(state, tensor)
 
     def _odd(self, tensor: Tensor) -> State:
@@ -368,10 +375,14 @@ class Recorder(TorchDispatchMode):
 
     def _note(self, storage: Any, state: State) -> None:
         """Note that the bytes of a storage are in this state from now on."""
-        self._forget(storage)
         if state.held_storage is None:
-            storage._remat = next(_notes)
-        self._states[_key_of(storage)] = state
+            self._states.pop(storage._cdata, None)
+            key = storage._remat = state.note = next(_notes)
+        else:
+            key = storage._cdata
+            if getattr(storage, "_remat", None) is not None:
+                storage._remat = None
+        self._states[key] = state
         if len(self._states) > self._many or self._dead > self._much:
             self._forget_the_dead()
 
@@ -442,8 +453,7 @@ class Recorder(TorchDispatchMode):
             state = State(tensor, 0, op, output)
         except RuntimeError:  # a sparse or nested one: whoever reads it will meet it
             return None
-        note = next(_notes)
-        storage._remat = note  # type: ignore[attr-defined]
+        storage._remat = state.note = note = next(_notes)  # type: ignore[attr-defined]
         states[note] = state
         return state
 
@@ -457,7 +467,16 @@ class Recorder(TorchDispatchMode):
                     state.blank = op.kind.blank
                     if keep:
                         self._keep(state, tensor)
+        if len(made) > 1 and not keep:
+            self._keep_by_products(made)
         return made
+
+    def _keep_by_products(self, made: list[tuple[State, Tensor]]) -> None:
+        """Hold what is tiny beside the rest, as the statistics of a norm: else all is run again."""
+        much = max(tensor.nbytes for _, tensor in made) // _TIMES
+        for state, tensor in made:
+            if tensor.nbytes <= min(much, _LITTLE):
+                self._keep(state, tensor)
 
     # Writes. What is overwritten is copied before if it is needed and cannot be computed again.
 
@@ -619,6 +638,7 @@ _LISTS = (list, tuple)
 _MANY = 2000  # states, before it is worth a look which of them are dead
 _MUCH = 4 << 20  # bytes, likewise
 _LITTLE = 1 << 12  # bytes that are not worth to be counted
+_TIMES = 1000
 _NOISE = 1  # the argument of rrelu_with_noise
 _notes = itertools.count(-1, -1)  # numbers that no two recordings share, and no addresses or zero
 _new_op = tuple.__new__  # quicker than Op(), which parses its arguments

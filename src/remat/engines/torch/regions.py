@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -25,9 +26,9 @@ from torch import Tensor
 from torch.autograd.variable import Variable
 
 from .records import Piece, State, alias, over
-from .replay import NOT_OURS, below_us, needs, replay, value_of
+from .replay import NOT_OURS, below_us, is_intact, needs, replay, value_of
 
-__all__ = ["Handle", "Region", "unpack"]
+__all__ = ["Handle", "Leavings", "Region", "unpack"]
 
 
 class Handle:
@@ -57,6 +58,7 @@ class Region:
     marks: tuple[State, ...] = ()  # held although they could be computed again
     _inputs: Mapping[State, Tensor] = MappingProxyType({})
     _pass = -1  # the backward pass that it was computed in
+    _borrowed: tuple[ref[State], ...] = ()  # held until the end of a pass
 
     def __init__(
         self, name: str = "", preserve_rng_state: bool = True, room: float | None = None
@@ -241,13 +243,71 @@ class Region:
                 list({handle.state: handle.piece for handle in forgotten}.values())
             )
 
+    def borrow(self, handle: Handle, tensor: Tensor) -> None:
+        """Hold, for the rest of this backward pass, what a later region still holds as its input.
+
+        That one is about to let it go, and here it will be asked for next.
+        """
+        state = handle.state
+        if state.held is None and handle.tensor is None and _current_pass() != -1:
+            state.hold(tensor)
+            if not self._borrowed:
+                Variable._execution_engine.queue_callback(self._end_of_pass)
+            self._borrowed = (*self._borrowed, ref(state))
+            if self.watch is not None:
+                self.watch.got(handle, tensor)
+
     def _end_of_pass(self) -> None:
+        for reference in self._borrowed:
+            if (state := reference()) is not None:
+                state.held = None
+        self._borrowed = ()
         self._inputs = Region._inputs
         for handle in self.handles():
             if handle.kept < 0:
                 self._drop(handle)
         if self.watch is not None:
             self.watch.end_of_pass()
+
+
+class Leavings:
+    """What regions of a thread left to the program, and autograd will ask them for.
+
+    The next region that takes it as an input holds it anyway, until its own backward pass is over.
+    """
+
+    def __init__(self) -> None:
+        self.regions: deque[list[ref[Handle]]] = deque(maxlen=_LATELY)  # that were closed since
+        self._handles: dict[int, tuple[ref[Handle], ...]] = {}  # by the notes of their states
+
+    def heirs(self, tensor: Tensor, note: int) -> tuple[ref[Handle], ...]:
+        """Return the handles of what a tensor is, if its storage carries this note."""
+        if self.regions:
+            self._look()
+        found = self._handles.get(note, ())
+        return tuple(
+            reference
+            for reference in found
+            if (handle := reference()) is not None
+            and handle.state.tensor() is tensor
+            and handle.state.version == tensor._version
+        )
+
+    def _look(self) -> None:
+        found = {
+            note: references
+            for note, references in self._handles.items()
+            if any(reference() is not None for reference in references)
+        }
+        for handles in self.regions:
+            for reference in handles:
+                handle = reference()
+                if handle is not None:
+                    state = handle.state
+                    if state.op is not None and state.tensor() is not None:
+                        found[state.note] = (*found.get(state.note, ()), reference)
+        self.regions.clear()
+        self._handles = found
 
 
 @contextmanager
@@ -260,6 +320,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+_LATELY = 100  # regions, among which the one that made an input is sought
 _current_pass = torch._C._current_graph_task_id
 _dtype_now = torch.get_default_dtype
 
@@ -281,7 +342,7 @@ def unpack(packed: Handle | State) -> Tensor:
         region.drop(packed.state)  # it was written to, so it is computed again
     piece = packed.piece
     state = piece if type(piece) is State else piece.state
-    if state.held is None:
+    if state.held is None or (state.op is not None and not is_intact(state)):
         return region.compute(packed)
     held = value_of(state)
     if piece is state:

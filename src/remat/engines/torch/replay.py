@@ -14,7 +14,7 @@ from ...errors import RecomputeMismatchError
 from . import places
 from .records import Op, Piece, State, View, fresh_copy, over
 
-__all__ = ["NOT_OURS", "Needed", "Needs", "below_us", "flat", "needs", "replay", "value_of"]
+__all__ = ["NOT_OURS", "Needed", "Needs", "below_us", "flat", "is_intact", "needs", "replay", "value_of"]
 
 
 # An op that is to be run again, the states it is run for, and those that it reads.
@@ -51,9 +51,11 @@ def needs(wanted: Iterable[Piece], start: int, given: Mapping[State, Any]) -> Ne
             uses[state] += 1
             continue
         uses[state] = 1
-        if state.held is not None or state in given:
-            continue
         op = state.op
+        if state.held is not None and (op is None or is_intact(state)):
+            continue
+        if state in given:
+            continue
         if op is None or op.number < start:
             outer.append(state)
         elif op.number in needed:
@@ -166,6 +168,10 @@ def value_of(state: State) -> Tensor:
             "needs what it was to compute again what it forgot; assign after the backward pass"
         )
     if held._version == state.held_version:
+        if state.heirs:
+            for reference in state.heirs:
+                if (handle := reference()) is not None:
+                    handle.region.borrow(handle, held)
         return held
     raise RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace "
@@ -174,6 +180,14 @@ def value_of(state: State) -> Tensor:
         "again what it forgot. Write to a copy (x = x + 1 instead of x += 1), or after the "
         "backward pass"
     )
+
+
+def is_intact(state: State) -> bool:
+    """Return whether a state that is held, but can be computed again, was not written to since."""
+    held = state.held
+    if held is not None and held._version != state.held_version:
+        state.held = held = None
+    return held is not None
 
 
 def _shape_of(tensor: Tensor) -> Any:
