@@ -224,6 +224,18 @@ def shapes_changed_in_place(run, x):
     return run(f, x)
 
 
+@programs.starting_from(randn(3))
+def the_shape_of_a_copied_buffer_changed_in_place(run, x):
+    def f(x):
+        buffer = torch.tensor([0.5, -0.5, 1.0])
+        torch._foreach_add_([buffer], [torch.tensor(2.0)])
+        h = torch.sin(buffer + buffer)
+        buffer.squeeze_()
+        return h * x
+
+    return run(f, x)
+
+
 @programs.starting_from(randn(4, 6))
 def other_types_of_the_same_bytes(run, x):
     def f(x):

@@ -26,6 +26,7 @@ class Kind:
         "fresh",
         "func",
         "hidden_writes",
+        "light",
         "needs_grad_mode",
         "opaque",
         "random",
@@ -47,6 +48,7 @@ class Kind:
         self.random = self.blank = self.fills = False
         self.dropout: int | None = None
         self.hidden_writes: tuple[tuple[int, ...], int] | None = None
+        self.light = False  # passes over its input once; the rest that it makes is small
         self.saved_early = False  # autograd saves an argument before the op writes to it
         self.dynamic = False  # the shape of what it makes depends on values
         self.needs_grad_mode = False  # makes less for a backward pass if gradients are off
@@ -100,6 +102,7 @@ class Kind:
         self.reseats = packet is aten.set_
         self.reshapes = torch.Tag.inplace_view in func.tags and not self.opaque
         self.hidden_writes = _HIDDEN_WRITES.get(packet)
+        self.light = packet in _LIGHT
         self.saved_early = packet in _SAVED_EARLY
         self.conjugates = "linalg" in func.name()
         self.dynamic = torch.Tag.dynamic_output_shape in func.tags
@@ -148,6 +151,13 @@ _FILLS = {
     aten.random_,
     aten.uniform_,
     aten.zero_,
+}
+# Ops that pass over their input once. Autograd saves that, too, so what they make can wait.
+_LIGHT = {
+    aten._fused_rms_norm,
+    aten.native_batch_norm,
+    aten.native_group_norm,
+    aten.native_layer_norm,
 }
 # Ops that change what a tensor is made of, or make less when no gradient is asked for.
 _OPAQUE = {aten.set_, aten.resize_, aten.resize_as_, aten._sparse_mm_reduce_impl}

@@ -231,10 +231,14 @@ class Recorder(TorchDispatchMode):
         if kind.reshapes:
             state = self._known(args[0])
             if state is not None:
-                # No byte changes, but autograd will count it.
+                # No byte changes, but autograd will count it, also for what shares its memory.
+                storage = args[0].untyped_storage()
                 for sibling in state.family():
-                    if sibling.held is not None and sibling.held_version == version_of(
-                        sibling.held
+                    held = sibling.held
+                    if (
+                        held is not None
+                        and held.untyped_storage() is storage
+                        and held._version == sibling.held_version
                     ):
                         sibling.held_version += 1
                     sibling.version += 1

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -31,6 +31,12 @@ from .replay import NOT_OURS, below_us, is_intact, needs, replay, value_of
 __all__ = ["Handle", "Leavings", "Region", "unpack"]
 
 
+class Later(NamedTuple):
+    """What a light op makes a tensor from when it is asked for: tensors that are there anyway."""
+
+    given: dict[State, Tensor]
+
+
 class Handle:
     """What autograd holds in place of a tensor."""
 
@@ -39,7 +45,7 @@ class Handle:
     def __init__(self, piece: Piece, region: Region) -> None:
         self.piece = piece
         self.region = region
-        self.tensor: Tensor | None = None
+        self.tensor: Tensor | Later | None = None
         self.kept = -1  # if the tensor is to stay after it was asked for: its version
 
     @property
@@ -166,6 +172,9 @@ class Region:
             and handle.tensor is None
             and handle.state.held is None
         ]
+        later = _to_come_later(handles, asked)
+        if later:
+            handles = [handle for handle in handles if handle not in later]
         wanted = [handle.piece for handle in handles]
         starts = [(r, r.starts()) for child in self.children if (r := child()) is not None]
         for _, states in starts:
@@ -173,7 +182,7 @@ class Region:
         tensors = self._compute(wanted)
         self._pass = current
         self._inputs = Region._inputs
-        if len(tensors) == 1 and handles == [asked] and self.watch is None:
+        if len(tensors) == 1 and handles == [asked] and not later and self.watch is None:
             return tensors[0]  # the one who asks takes all there is
         Variable._execution_engine.queue_callback(self._end_of_pass)
         result = None
@@ -184,6 +193,10 @@ class Region:
                 handle.tensor = tensor
             if self.watch is not None:
                 self.watch.got(handle, tensor)
+        if later:
+            there = dict(zip(wanted, tensors, strict=False))
+            for handle, reads in later.items():
+                handle.tensor = Later({s: there[s] for s in reads if s.held is None})
         rest = iter(tensors[len(handles) :])
         for region, states in starts:
             region._inputs = dict(zip(states, rest, strict=False))
@@ -191,8 +204,29 @@ class Region:
             result = self._compute([asked.piece])[0]
         return result
 
-    def _compute(self, wanted: list[Piece]) -> list[Tensor]:
-        given = self._inputs
+    def finish(self, asked: Handle, given: dict[State, Tensor]) -> Tensor:
+        """Return a tensor that was to come later, and leave it for others that wait for it."""
+        with self._lock:
+            waiting = [
+                handle
+                for handle in self.handles()
+                if type(handle.tensor) is Later and handle.state is asked.state
+            ]
+            wanted = [asked.piece, *(handle.piece for handle in waiting)]
+            tensor, *tensors = self._compute(wanted, given)
+            for handle, other in zip(waiting, tensors, strict=True):
+                handle.tensor = other
+                if self.watch is not None:
+                    self.watch.got(handle, other)
+            if self.watch is not None:
+                self.watch.got(asked, tensor)
+                self.watch.handed_over()
+            return tensor
+
+    def _compute(
+        self, wanted: list[Piece], more: Mapping[State, Tensor] | None = None
+    ) -> list[Tensor]:
+        given = self._inputs if more is None else {**self._inputs, **more}
         needed = needs(wanted, self.start, given)
         if needed.outer:
             assert self.parent is not None, "a state is neither held nor can it be computed"
@@ -230,7 +264,7 @@ class Region:
         """Return what is held of what was made in here, each once."""
         found = {state: state.held for state in self.marks if state.held is not None}
         for handle in self.handles():
-            tensor = handle.state.held if handle.tensor is None else handle.tensor
+            tensor = handle.tensor if isinstance(handle.tensor, Tensor) else handle.state.held
             if tensor is not None:
                 found.setdefault(handle.state, tensor)
         return list(found.values())
@@ -268,6 +302,24 @@ class Region:
                 self._drop(handle)
         if self.watch is not None:
             self.watch.end_of_pass()
+
+
+def _to_come_later(handles: list[Handle], asked: Handle | None) -> dict[Handle, list[State]]:
+    """Return handles that can wait, with what a light op will make their tensors from.
+
+    It is held, or other handles have it until then: they were given to autograd before.
+    """
+    there: set[Piece] = set()
+    later: dict[Handle, list[State]] = {}
+    for handle in handles:
+        op = handle.state.op
+        if op is not None and op.kind.light and handle.state.output == 0 and handle is not asked:
+            reads = op.reads()
+            if all(state.held is not None or state in there for state in reads):
+                later[handle] = reads
+                continue
+        there.add(handle.piece)
+    return later
 
 
 class Leavings:
@@ -334,6 +386,9 @@ def unpack(packed: Handle | State) -> Tensor:
         region.watch.used(packed)
     tensor = packed.tensor
     if tensor is not None:
+        if isinstance(tensor, Later):
+            packed.tensor = None
+            return region.finish(packed, tensor.given)
         if packed.kept < 0:
             packed.tensor = None
             return tensor

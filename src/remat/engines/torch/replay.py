@@ -14,7 +14,17 @@ from ...errors import RecomputeMismatchError
 from . import places
 from .records import Op, Piece, State, View, fresh_copy, over
 
-__all__ = ["NOT_OURS", "Needed", "Needs", "below_us", "flat", "is_intact", "needs", "replay", "value_of"]
+__all__ = [
+    "NOT_OURS",
+    "Needed",
+    "Needs",
+    "below_us",
+    "flat",
+    "is_intact",
+    "needs",
+    "replay",
+    "value_of",
+]
 
 
 # An op that is to be run again, the states it is run for, and those that it reads.

@@ -1,0 +1,262 @@
+"""Not computed again: what the next region holds. Computed late: what a norm makes."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import profile
+
+import remat
+
+from .oracles import FACES, Programs, backward, plain, randn, same
+
+programs = Programs()
+
+
+def layer(x):
+    return (x.sin() * 2).tanh_()
+
+
+@programs.starting_from(randn(4, 3))
+def a_chain(run, x):
+    for _ in range(3):
+        x = run(layer, x)
+    return x
+
+
+@programs.starting_from(randn(4, 3))
+def a_chain_back_and_forth(run, x):
+    y = run(layer, run(layer, x))
+    backward([y], retain_graph=True)
+    return y
+
+
+@programs.starting_from(randn(4, 3))
+def derivatives_of_derivatives(run, x):
+    y = run(layer, run(layer, x))
+    (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    return g, y
+
+
+@programs.starting_from(randn(4, 3))
+def branches_that_meet(run, x):
+    a, b = run(layer, x), run(layer, x + 1)
+    return run(lambda a, b: (a * b).tanh(), a, b) + run(layer, a)
+
+
+@programs.starting_from(randn(4, 4))
+def parts_of_the_output(run, x):
+    y = run(layer, x)
+    return run(lambda a, b: (a * b).sin(), y[1:], y.mT[:3]), y
+
+
+@programs.starting_from(randn(4, 4))
+def an_output_that_the_next_region_writes_to(run, x):
+    def writes(y):
+        y += 1
+        return y.sin()
+
+    return run(writes, run(lambda x: (x * 3).sin(), x))
+
+
+@programs.starting_from(randn(4, 4))
+def an_output_with_other_memory(run, x):
+    """What autograd has saved stays what it was."""
+    y = run(layer, x)
+    y.data = torch.ones(4, 4)
+    return run(layer, y)
+
+
+@programs.starting_from(randn(4, 4))
+def an_output_with_the_memory_of_another(run, x):
+    y, z = run(lambda x: (x.tanh(), x.sigmoid()), x)
+    y.data = z.data
+    return run(layer, y), z
+
+
+@programs.starting_from(
+    lambda: (nn.LayerNorm(6), *(nn.Linear(6, 6) for _ in range(3)), *randn(5, 6)())
+)
+def one_norm_for_three(run, norm, a, b, c, x):
+    def attend(x):
+        y = norm(x * 2)
+        return (a(y).sigmoid() * b(y) + c(y[:1])).tanh()
+
+    return run(attend, run(attend, x))
+
+
+@programs.starting_from(
+    lambda: (nn.BatchNorm1d(6), nn.GroupNorm(2, 6), nn.RMSNorm(6), nn.Linear(6, 6), *randn(5, 6)())
+)
+def norms_of_norms(run, batch, group, root, linear, x):
+    def layers(x):
+        x = linear(batch(x.sin()))
+        return linear(group(root(linear(group(x)))))
+
+    y = run(layers, run(layers, x))
+    backward([y], retain_graph=True)
+    return y
+
+
+@programs.starting_from(lambda: (nn.LayerNorm(6), nn.Linear(6, 6), *randn(5, 6)()))
+def a_norm_whose_input_is_asked_for_first(run, norm, linear, x):
+    def layers(x):
+        h = x.sin()
+        y = norm(h)
+        z = linear(y)
+        return z, h.exp() * h
+
+    a, b = run(layers, x)
+    backward([b], retain_graph=True)
+    backward([a], retain_graph=True)
+    return a, b
+
+
+@pytest.mark.parametrize("name", programs)
+@pytest.mark.parametrize("face", FACES)
+def test_programs(name, face) -> None:
+    program, make_inputs = programs[name]
+    same(program, make_inputs, FACES[face])
+
+
+def counts(run) -> Counter[str]:
+    """Return how often which op was run; below any mode, so the profiler counts them."""
+    with profile() as found:
+        run()
+    return Counter({event.key: event.count for event in found.key_averages()})
+
+
+def seen_twice(calls: int) -> int:
+    """Return what calls under a mode add: the profiler sees them above and below it."""
+    return calls
+
+
+def test_what_the_next_region_holds_is_not_computed_again() -> None:
+    x, w = torch.randn(50, 50).requires_grad_(), torch.randn(50, 50).requires_grad_()
+
+    def train(call) -> None:
+        y = x
+        for _ in range(5):
+            y = call(lambda y: torch.tanh(y @ w), y)
+        y.sum().backward()
+
+    once, ours = counts(lambda: train(plain)), counts(lambda: train(remat.checkpoint))
+    # Only the last output is held by nobody; its region has to compute it.
+    assert ours["aten::tanh"] - seen_twice(5) - once["aten::tanh"] == 1
+
+
+def test_statistics_of_a_batch_norm_are_held() -> None:
+    block = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+    x = torch.randn(4, 8, 32, 32)
+
+    def train(call) -> None:
+        call(block, call(block, x)).sum().backward()
+
+    def norms(call) -> int:
+        return counts(lambda: train(call))["aten::native_batch_norm"]
+
+    # For the activation behind it, the norm of the second block is run again, not the other.
+    assert norms(remat.checkpoint) - seen_twice(2) - norms(plain) == 1
+
+
+def test_a_write_in_the_middle_of_a_pass() -> None:
+    """A region that has got its output back sees that it was written to since."""
+    results = []
+    for call in plain, remat.checkpoint:
+        torch.manual_seed(0)
+        x = torch.randn(20, 20).requires_grad_()
+        y = call(lambda x: torch.tanh(x * 2), x)
+        if call is not plain:  # which would raise
+
+            def spoil(_, y=y) -> None:
+                with torch.no_grad():
+                    y.zero_()
+
+            y.register_hook(spoil)
+        call(lambda y: torch.sin(y * 3), y).sum().backward()
+        assert call is plain or not y.any()
+        results.append(x.grad)
+    assert torch.equal(*results)
+
+
+def test_nothing_is_borrowed_for_longer_than_a_pass() -> None:
+    x = torch.randn(50, 50).requires_grad_()
+    y = remat.checkpoint(lambda x: torch.tanh(x * 2), x)
+    z = remat.checkpoint(lambda y: torch.sin(y * 3), y)
+    memory, node = weakref.ref(y.untyped_storage()), y.grad_fn
+    torch.autograd.grad(z.sum(), y)  # which does not come to the first region
+    del y, z
+    assert memory() is None
+    assert node is not None
+
+
+def test_nothing_is_held_for_a_region_that_nobody_asks() -> None:
+    x = torch.randn(50, 50).requires_grad_()
+    y = remat.checkpoint(lambda x: torch.tanh(x * 2), x)
+    memory, node = weakref.ref(y.untyped_storage()), y.grad_fn
+    z = remat.checkpoint(lambda y: torch.sin(y * 3), y)
+    del y
+    assert memory() is not None  # the second region starts from it
+    del z
+    assert memory() is None
+    assert node is not None
+
+
+def test_the_profiler_sees_what_is_borrowed() -> None:
+    """What both passes hold falls to nothing, and the peak is no more than one input per region."""
+    regions, nbytes = 8, 64 * 64 * 4
+    w = torch.randn(64, 64).requires_grad_()
+    with remat.CheckpointProfiler() as profiler:
+        y = torch.randn(64, 64)
+        for _ in range(regions):
+            y = remat.checkpoint(lambda y: torch.tanh(torch.tanh(torch.tanh(y @ w))), y)
+        y.sum().backward()
+    # Plain holds 3 results of each, checkpointing the last of each, and one region in full.
+    assert profiler.memory_saved() == pytest.approx((2 * regions - 3) * nbytes, abs=2 * nbytes)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_norm_is_made_when_it_is_asked_for(late) -> None:
+    """When the first gradients flow, what a norm has made is not there, but its input is."""
+    norm, linear = nn.LayerNorm(64), nn.Linear(64, 64)
+    seen = []
+
+    def block(x):
+        h = x.sin()
+        y = norm(h) if late else nn.functional.silu(h)
+        z = linear(y)
+        z.register_hook(lambda g: seen.append(results()))
+        return z.tanh().tanh()
+
+    def results() -> int:
+        """Count the tensors of this shape that Python knows."""
+        found = (thing for thing in gc.get_objects() if type(thing) is Tensor)
+        return len({t.data_ptr() for t in found if t.shape == (37, 64)})
+
+    x = torch.randn(37, 64).requires_grad_()
+    before = results()
+    remat.checkpoint(block, x).sum().backward()
+    # The gradient, what the norm or the other op read, and what the other has made.
+    assert seen[0] - before == (2 if late else 3)
+    assert x.grad is not None
+
+
+def test_one_run_of_a_norm_serves_all_who_wait_for_it() -> None:
+    norm = nn.LayerNorm(64)
+    heads = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+    x = torch.randn(32, 64).requires_grad_()
+
+    def block(x):
+        y = norm(x.sin())
+        q, k, v = (head(y) for head in heads)
+        return (q.sigmoid() * k + v).tanh()
+
+    def norms(call) -> int:
+        return counts(lambda: call(block, x).sum().backward())["aten::native_layer_norm"]
+
+    assert norms(remat.checkpoint) - seen_twice(1) - norms(plain) == 2  # at once, and late
