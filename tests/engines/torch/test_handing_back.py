@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.profiler import profile
 
 import remat
+from remat.engines.torch.recorder import recorder_of_this_thread
 
 from .oracles import FACES, Programs, backward, plain, randn, same
 
@@ -260,3 +262,145 @@ def test_one_run_of_a_norm_serves_all_who_wait_for_it() -> None:
         return counts(lambda: call(block, x).sum().backward())["aten::native_layer_norm"]
 
     assert norms(remat.checkpoint) - seen_twice(1) - norms(plain) == 2  # at once, and late
+
+
+def test_another_layout_over_the_same_memory() -> None:
+    """Assigned to .data, which nobody counts: autograd has saved what was there before."""
+    results = []
+    for call in plain, remat.checkpoint:
+        torch.manual_seed(0)
+        x = torch.randn(20, 20).requires_grad_()
+        y = call(lambda x: torch.tanh(x * 2), x)
+        y.data = y.data.t()
+        call(lambda y: torch.sin(y * 3), y).sum().backward()
+        results.append(x.grad)
+    assert torch.equal(*results)
+
+
+class WritesToWhatItSaved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x)
+        return x * w
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return None, x.mul_(gradient)
+
+
+def test_a_norm_whose_input_is_overwritten_in_the_pass() -> None:
+    weights = [torch.randn(6, 6).requires_grad_() for _ in range(3)]
+
+    def block(x):
+        h = x.sin()  # without a history
+        a = h * weights[0]
+        n = nn.functional.layer_norm(h, (6,))
+        return a.sum() + (n * weights[1]).sum() + WritesToWhatItSaved.apply(h, weights[2]).sum()
+
+    x = torch.randn(6, 6)
+    expected = torch.autograd.grad(block(x), weights[1:])
+    found = torch.autograd.grad(remat.checkpoint(block, x), weights[1:])
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_by_product_that_is_written_to_is_computed_again() -> None:
+    results = []
+    for call in plain, remat.checkpoint:
+        torch.manual_seed(0)
+        x = (torch.eye(40) + torch.randn(40, 40) / 10).requires_grad_()
+
+        def f(x):
+            size = torch.linalg.slogdet(x).logabsdet
+            return torch.sin(torch.exp(size / 100)), size
+
+        y, size = call(f, x)
+        with torch.no_grad():
+            size.mul_(2)
+        y.backward()
+        results.append(x.grad)
+    assert torch.equal(*results)
+
+
+def test_an_outer_region_is_computed_once_for_a_norm_inside() -> None:
+    w = torch.randn(64, 64).requires_grad_()
+
+    def inner(x, n):
+        return torch.sin(x * w[0]) + torch.sin(n @ w)
+
+    def outer(x):
+        for _ in range(5):
+            x = torch.tanh(x)
+        return remat.checkpoint(inner, x, nn.functional.layer_norm(x, (64,)))
+
+    with remat.CheckpointProfiler() as profiler:
+        remat.checkpoint(outer, torch.randn(32, 64).requires_grad_()).sum().backward()
+    assert profiler.recompute_count() == profiler.checkpoint_count() == 2
+
+
+def test_after_a_pass_that_failed() -> None:
+    """What it has borrowed is given back by the next one."""
+    x = torch.randn(50, 50).requires_grad_()
+    y = remat.checkpoint(lambda x: torch.tanh(x * 2), x)
+    z = remat.checkpoint(lambda y: torch.sin(y * 3), y)
+    fails = [True]
+
+    def fail(_) -> None:
+        if fails:
+            raise ArithmeticError
+
+    y.register_hook(fail)
+    with pytest.raises(ArithmeticError):
+        z.sum().backward(retain_graph=True)
+    fails.clear()
+    torch.autograd.grad(z.sum(), y, retain_graph=True)
+    z.sum().backward(retain_graph=True)
+    memory, node = weakref.ref(y.untyped_storage()), y.grad_fn
+    del y, z
+    assert memory() is None
+    assert node is not None
+
+
+def test_many_regions_take_time_in_proportion() -> None:
+    """Each looks through the handles of those that were closed since, not of all that live."""
+    x = y = torch.randn(3).requires_grad_()
+    looked = 0
+    recorder = recorder_of_this_thread()
+    look = recorder._left._look
+
+    def counted() -> None:
+        nonlocal looked
+        looked += sum(map(len, recorder._left.regions))
+        look()
+
+    recorder._left._look = counted  # type: ignore[method-assign]
+    for _ in range(300):
+        y = remat.checkpoint(lambda y: torch.tanh(y * 2), y)
+    del recorder._left._look
+    assert looked < 400
+    y.sum().backward()
+    assert x.grad is not None
+
+
+def test_threads_over_one_graph() -> None:
+    """What one pass has borrowed, another may give back while a third one wants it."""
+    x = torch.randn(8, 8).requires_grad_()
+    w = torch.randn(8, 8).requires_grad_()
+
+    def first(x):
+        t = torch.tanh(x @ w)
+        return t, torch.tanh(t * 2)
+
+    def graph(call):
+        t, u = call(first, x)
+        return (call(lambda t: torch.sin(t @ w).tanh(), t) + u).sum()
+
+    (expected,) = torch.autograd.grad(graph(plain), x)
+    loss = graph(remat.checkpoint)
+
+    def passes(_) -> bool:
+        found = (torch.autograd.grad(loss, x, retain_graph=True)[0] for _ in range(150))
+        return all(torch.equal(gradient, expected) for gradient in found)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(passes, range(4)))

@@ -39,7 +39,7 @@ from .records import (
     parts_of,
     version_of,
 )
-from .regions import Handle, Leavings, Region, unpack
+from .regions import Handle, Leavings, Region, layout_of, unpack
 from .replay import flat
 from .watch import WatchedHandle, nbytes_of
 
@@ -144,6 +144,8 @@ class Recorder(TorchDispatchMode):
         handle = Handle(piece, region) if watch is None else WatchedHandle(piece, region)
         if not state.outside:
             region.all_handles.append(ref(handle))
+            if piece is state:
+                handle.layout = layout_of(tensor)
             if region.room is not None and state.held is None:
                 region.hold_if_there_is_room(handle, tensor)
         if watch is not None:
@@ -480,7 +482,7 @@ class Recorder(TorchDispatchMode):
         much = max(tensor.nbytes for _, tensor in made) // _TIMES
         for state, tensor in made:
             if tensor.nbytes <= min(much, _LITTLE):
-                self._keep(state, tensor)
+                state.hold(alias(tensor))
 
     # Writes. What is overwritten is copied before if it is needed and cannot be computed again.
 

@@ -26,27 +26,29 @@ from torch import Tensor
 from torch.autograd.variable import Variable
 
 from .records import Piece, State, alias, over
-from .replay import NOT_OURS, below_us, is_intact, needs, replay, value_of
+from .replay import NOT_OURS, below_us, is_there, needs, replay, value_of
 
-__all__ = ["Handle", "Leavings", "Region", "unpack"]
+__all__ = ["Handle", "Leavings", "Region", "layout_of", "unpack"]
 
 
 class Later(NamedTuple):
     """What a light op makes a tensor from when it is asked for: tensors that are there anyway."""
 
-    given: dict[State, Tensor]
+    given: dict[State, tuple[Tensor, int]]  # with their versions: autograd has got them, too
 
 
 class Handle:
     """What autograd holds in place of a tensor."""
 
-    __slots__ = ("__weakref__", "kept", "piece", "region", "tensor")
+    __slots__ = ("__weakref__", "kept", "layout", "piece", "region", "tensor")
 
     def __init__(self, piece: Piece, region: Region) -> None:
         self.piece = piece
         self.region = region
         self.tensor: Tensor | Later | None = None
-        self.kept = -1  # if the tensor is to stay after it was asked for: its version
+        # The version of the tensor if it is to stay after it was asked for, else ~version.
+        self.kept = -1
+        self.layout: Any = None  # of the tensor that was saved, if it was made with its state
 
     @property
     def state(self) -> State:
@@ -64,7 +66,8 @@ class Region:
     marks: tuple[State, ...] = ()  # held although they could be computed again
     _inputs: Mapping[State, Tensor] = MappingProxyType({})
     _pass = -1  # the backward pass that it was computed in
-    _borrowed: tuple[ref[State], ...] = ()  # held until the end of a pass
+    _borrowed: tuple[ref[Handle], ...] = ()  # that have a tensor until the end of a pass
+    _borrowed_in = -1  # that pass
 
     def __init__(
         self, name: str = "", preserve_rng_state: bool = True, room: float | None = None
@@ -170,9 +173,9 @@ class Region:
             for reference in self.all_handles
             if (handle := reference()) is not None
             and handle.tensor is None
-            and handle.state.held is None
+            and not is_there(handle.state)
         ]
-        later = _to_come_later(handles, asked)
+        later = self._to_come_later(handles, asked)
         if later:
             handles = [handle for handle in handles if handle not in later]
         wanted = [handle.piece for handle in handles]
@@ -190,13 +193,11 @@ class Region:
             if handle is asked:
                 result = tensor
             else:
+                handle.kept = ~tensor._version
                 handle.tensor = tensor
             if self.watch is not None:
                 self.watch.got(handle, tensor)
-        if later:
-            there = dict(zip(wanted, tensors, strict=False))
-            for handle, reads in later.items():
-                handle.tensor = Later({s: there[s] for s in reads if s.held is None})
+        self._leave_the_rest(later, dict(zip(wanted, tensors, strict=False)))
         rest = iter(tensors[len(handles) :])
         for region, states in starts:
             region._inputs = dict(zip(states, rest, strict=False))
@@ -204,8 +205,43 @@ class Region:
             result = self._compute([asked.piece])[0]
         return result
 
-    def finish(self, asked: Handle, given: dict[State, Tensor]) -> Tensor:
+    def _to_come_later(
+        self, handles: list[Handle], asked: Handle | None
+    ) -> dict[Handle, list[State]]:
+        """Return handles that can wait, with what a light op will make their tensors from.
+
+        It is held, or other handles have it until then: they were given to autograd before.
+        """
+        there: set[Piece] = set()
+        later: dict[Handle, list[State]] = {}
+        for handle in handles:
+            op = handle.state.op
+            if (
+                op is not None
+                and op.kind.light
+                and handle.state.output == 0
+                and op.number >= self.start
+                and (asked is None or handle.state is not asked.state)
+            ):
+                reads = op.reads()
+                if all(state in there or is_there(state) for state in reads):
+                    later[handle] = reads
+                    continue
+            there.add(handle.piece)
+        return later
+
+    def _leave_the_rest(self, later: dict[Handle, list[State]], there: dict[Piece, Tensor]) -> None:
+        for handle, reads in later.items():
+            given = {s: (there[s], there[s]._version) for s in reads if not is_there(s)}
+            handle.kept = -1
+            handle.tensor = Later(given)
+            if self.watch is not None:
+                for tensor, _ in given.values():  # a norm reads one
+                    self.watch.got(handle, tensor)
+
+    def finish(self, asked: Handle, later: Later) -> Tensor:
         """Return a tensor that was to come later, and leave it for others that wait for it."""
+        given = {s: tensor for s, (tensor, v) in later.given.items() if tensor._version == v}
         with self._lock:
             waiting = [
                 handle
@@ -215,6 +251,7 @@ class Region:
             wanted = [asked.piece, *(handle.piece for handle in waiting)]
             tensor, *tensors = self._compute(wanted, given)
             for handle, other in zip(waiting, tensors, strict=True):
+                handle.kept = ~other._version
                 handle.tensor = other
                 if self.watch is not None:
                     self.watch.got(handle, other)
@@ -282,44 +319,30 @@ class Region:
 
         That one is about to let it go, and here it will be asked for next.
         """
-        state = handle.state
-        if state.held is None and handle.tensor is None and _current_pass() != -1:
-            state.hold(tensor)
-            if not self._borrowed:
-                Variable._execution_engine.queue_callback(self._end_of_pass)
-            self._borrowed = (*self._borrowed, ref(state))
+        current = _current_pass()
+        if current == -1:
+            return
+        if self._borrowed_in != current:
+            self._borrowed_in = current
+            Variable._execution_engine.queue_callback(self._end_of_pass)
+        if handle.tensor is None:
+            self._borrowed = (*self._borrowed, ref(handle))
+            handle.kept = tensor._version
+            handle.tensor = tensor
             if self.watch is not None:
                 self.watch.got(handle, tensor)
 
     def _end_of_pass(self) -> None:
-        for reference in self._borrowed:
-            if (state := reference()) is not None:
-                state.held = None
-        self._borrowed = ()
+        borrowed, self._borrowed = self._borrowed, ()
+        for reference in borrowed:
+            if (handle := reference()) is not None:
+                self._drop(handle)
         self._inputs = Region._inputs
         for handle in self.handles():
             if handle.kept < 0:
                 self._drop(handle)
         if self.watch is not None:
             self.watch.end_of_pass()
-
-
-def _to_come_later(handles: list[Handle], asked: Handle | None) -> dict[Handle, list[State]]:
-    """Return handles that can wait, with what a light op will make their tensors from.
-
-    It is held, or other handles have it until then: they were given to autograd before.
-    """
-    there: set[Piece] = set()
-    later: dict[Handle, list[State]] = {}
-    for handle in handles:
-        op = handle.state.op
-        if op is not None and op.kind.light and handle.state.output == 0 and handle is not asked:
-            reads = op.reads()
-            if all(state.held is not None or state in there for state in reads):
-                later[handle] = reads
-                continue
-        there.add(handle.piece)
-    return later
 
 
 class Leavings:
@@ -331,35 +354,53 @@ class Leavings:
     def __init__(self) -> None:
         self.regions: deque[list[ref[Handle]]] = deque(maxlen=_LATELY)  # that were closed since
         self._handles: dict[int, tuple[ref[Handle], ...]] = {}  # by the notes of their states
+        self._many = _MANY
 
     def heirs(self, tensor: Tensor, note: int) -> tuple[ref[Handle], ...]:
         """Return the handles of what a tensor is, if its storage carries this note."""
         if self.regions:
             self._look()
-        found = self._handles.get(note, ())
+        found = self._handles.get(note)
+        if not found:
+            return ()
+        layout = layout_of(tensor)
         return tuple(
             reference
             for reference in found
             if (handle := reference()) is not None
+            and handle.layout == layout
             and handle.state.tensor() is tensor
             and handle.state.version == tensor._version
         )
 
     def _look(self) -> None:
-        found = {
-            note: references
-            for note, references in self._handles.items()
-            if any(reference() is not None for reference in references)
-        }
+        """Look through the regions that were closed since."""
         for handles in self.regions:
             for reference in handles:
                 handle = reference()
-                if handle is not None:
-                    state = handle.state
-                    if state.op is not None and state.tensor() is not None:
-                        found[state.note] = (*found.get(state.note, ()), reference)
+                if handle is not None and handle.layout is not None:
+                    note = handle.state.note
+                    self._handles[note] = (*self._handles.get(note, ()), reference)
         self.regions.clear()
-        self._handles = found
+        if len(self._handles) > self._many:
+            self._handles = {
+                note: found
+                for note, found in self._handles.items()
+                if any((h := r()) is not None and h.state.tensor() is not None for r in found)
+            }
+            self._many = max(_MANY, 2 * len(self._handles))
+
+
+def layout_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Return how a tensor lies over its memory."""
+    return (
+        tensor.size(),
+        tensor.stride(),
+        tensor.storage_offset(),
+        tensor.dtype,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
 
 
 @contextmanager
@@ -372,6 +413,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+_MANY = 1000  # notes, before it is worth a look which of them are of no use any more
 _LATELY = 100  # regions, among which the one that made an input is sought
 _current_pass = torch._C._current_graph_task_id
 _dtype_now = torch.get_default_dtype
@@ -388,16 +430,19 @@ def unpack(packed: Handle | State) -> Tensor:
     if tensor is not None:
         if isinstance(tensor, Later):
             packed.tensor = None
-            return region.finish(packed, tensor.given)
+            return region.finish(packed, tensor)
         if packed.kept < 0:
             packed.tensor = None
+            if tensor._version == ~packed.kept:
+                return tensor
+        elif tensor._version == packed.kept:
             return tensor
-        if packed.kept == tensor._version:
-            return tensor
-        region.drop(packed.state)  # it was written to, so it is computed again
+        else:
+            region.drop(packed.state)
+        # It was written to, so it is computed again.
     piece = packed.piece
     state = piece if type(piece) is State else piece.state
-    if state.held is None or (state.op is not None and not is_intact(state)):
+    if not is_there(state):
         return region.compute(packed)
     held = value_of(state)
     if piece is state:

@@ -20,7 +20,7 @@ __all__ = [
     "Needs",
     "below_us",
     "flat",
-    "is_intact",
+    "is_there",
     "needs",
     "replay",
     "value_of",
@@ -49,6 +49,12 @@ below_us = torch._C._ExcludeDispatchKeyGuard
 _new_needs = tuple.__new__  # quicker than Needs(), which parses its arguments
 
 
+def is_there(state: State) -> bool:
+    """Return whether a state is held, and was not written to since if it can be computed again."""
+    held = state.held
+    return held is not None and (state.op is None or held._version == state.held_version)
+
+
 def needs(wanted: Iterable[Piece], start: int, given: Mapping[State, Any]) -> Needs:
     """Find the ops, from number `start` on, that lead from what is there to what is wanted."""
     uses: dict[State, int] = {}
@@ -62,9 +68,7 @@ def needs(wanted: Iterable[Piece], start: int, given: Mapping[State, Any]) -> Ne
             continue
         uses[state] = 1
         op = state.op
-        if state.held is not None and (op is None or is_intact(state)):
-            continue
-        if state in given:
+        if is_there(state) or state in given:
             continue
         if op is None or op.number < start:
             outer.append(state)
@@ -190,14 +194,6 @@ def value_of(state: State) -> Tensor:
         "again what it forgot. Write to a copy (x = x + 1 instead of x += 1), or after the "
         "backward pass"
     )
-
-
-def is_intact(state: State) -> bool:
-    """Return whether a state that is held, but can be computed again, was not written to since."""
-    held = state.held
-    if held is not None and held._version != state.held_version:
-        state.held = held = None
-    return held is not None
 
 
 def _shape_of(tensor: Tensor) -> Any:

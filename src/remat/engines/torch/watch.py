@@ -110,6 +110,7 @@ class Watch:
 
     def got(self, handle: WatchedHandle, tensor: Tensor) -> None:
         """A handle has its tensor."""
+        self.lost(handle)
         handle.held_key = _key(tensor)
         self._holds(handle.held_key, nbytes_of(tensor))
 
