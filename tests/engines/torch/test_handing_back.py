@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.profiler import profile
 
 import remat
-from remat.engines.torch.recorder import recorder_of_this_thread
 
 from .oracles import FACES, Programs, backward, plain, randn, same
 
@@ -359,27 +358,6 @@ def test_after_a_pass_that_failed() -> None:
     del y, z
     assert memory() is None
     assert node is not None
-
-
-def test_many_regions_take_time_in_proportion() -> None:
-    """Each looks through the handles of those that were closed since, not of all that live."""
-    x = y = torch.randn(3).requires_grad_()
-    looked = 0
-    recorder = recorder_of_this_thread()
-    look = recorder._left._look
-
-    def counted() -> None:
-        nonlocal looked
-        looked += sum(map(len, recorder._left.regions))
-        look()
-
-    recorder._left._look = counted  # type: ignore[method-assign]
-    for _ in range(300):
-        y = remat.checkpoint(lambda y: torch.tanh(y * 2), y)
-    del recorder._left._look
-    assert looked < 400
-    y.sum().backward()
-    assert x.grad is not None
 
 
 def test_threads_over_one_graph() -> None:

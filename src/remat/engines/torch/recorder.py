@@ -39,7 +39,7 @@ from .records import (
     parts_of,
     version_of,
 )
-from .regions import Handle, Leavings, Region, layout_of, unpack
+from .regions import Handle, Leavings, Region, unpack
 from .replay import flat
 from .watch import WatchedHandle, nbytes_of
 
@@ -144,8 +144,8 @@ class Recorder(TorchDispatchMode):
         handle = Handle(piece, region) if watch is None else WatchedHandle(piece, region)
         if not state.outside:
             region.all_handles.append(ref(handle))
-            if piece is state:
-                handle.layout = layout_of(tensor)
+            if not tensor.is_contiguous():
+                handle.stride = tensor.stride()
             if region.room is not None and state.held is None:
                 region.hold_if_there_is_room(handle, tensor)
         if watch is not None:
@@ -475,6 +475,7 @@ class Recorder(TorchDispatchMode):
                         self._keep(state, tensor)
         if len(made) > 1 and not keep:
             self._keep_by_products(made)
+            self.region.is_partly_light |= op.kind.light
         return made
 
     def _keep_by_products(self, made: list[tuple[State, Tensor]]) -> None:

@@ -52,8 +52,8 @@ class State:
     held_version = 0
     held_storage: Any = None  # of a leaf, which may be given another one (p.data = …)
     siblings: tuple[ref[State], ...] = ()  # other tensors that are held over the same bytes
-    heirs: tuple[ref[Any], ...] = ()  # handles of earlier regions that these bytes are for, too
     note = 0  # that its storage carries as long as its bytes are these
+    heirs: tuple[ref[Any], ...] = ()  # handles of earlier regions that these bytes are for, too
     argument: tuple[Any, int] | None = None
     blank = False  # nothing that we saw has been written to it
     fragile = False  # a buffer that is written to again and again: copy it when it is read

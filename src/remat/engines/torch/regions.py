@@ -28,7 +28,7 @@ from torch.autograd.variable import Variable
 from .records import Piece, State, alias, over
 from .replay import NOT_OURS, below_us, is_there, needs, replay, value_of
 
-__all__ = ["Handle", "Leavings", "Region", "layout_of", "unpack"]
+__all__ = ["Handle", "Leavings", "Region", "unpack"]
 
 
 class Later(NamedTuple):
@@ -40,15 +40,14 @@ class Later(NamedTuple):
 class Handle:
     """What autograd holds in place of a tensor."""
 
-    __slots__ = ("__weakref__", "kept", "layout", "piece", "region", "tensor")
+    __slots__ = ("__weakref__", "kept", "piece", "region", "stride", "tensor")
 
     def __init__(self, piece: Piece, region: Region) -> None:
         self.piece = piece
         self.region = region
         self.tensor: Tensor | Later | None = None
-        # The version of the tensor if it is to stay after it was asked for, else ~version.
-        self.kept = -1
-        self.layout: Any = None  # of the tensor that was saved, if it was made with its state
+        self.kept = -1  # if the tensor is to stay after it was asked for: its version
+        self.stride: tuple[int, ...] | None = None  # of what was saved, unless that is contiguous
 
     @property
     def state(self) -> State:
@@ -62,6 +61,7 @@ class Region:
     children: tuple[ref[Region], ...] = ()
     start = 0  # the number of its first op
     watch: Any = None
+    is_partly_light = False  # some of its ops are
     has_hooks = False  # of its own, because others were set inside of its parent
     marks: tuple[State, ...] = ()  # held although they could be computed again
     _inputs: Mapping[State, Tensor] = MappingProxyType({})
@@ -173,10 +173,11 @@ class Region:
             for reference in self.all_handles
             if (handle := reference()) is not None
             and handle.tensor is None
-            and not is_there(handle.state)
+            and handle.state.held is None
         ]
-        later = self._to_come_later(handles, asked)
-        if later:
+        later = {}
+        if self.is_partly_light:
+            later = self._to_come_later(handles, asked)
             handles = [handle for handle in handles if handle not in later]
         wanted = [handle.piece for handle in handles]
         starts = [(r, r.starts()) for child in self.children if (r := child()) is not None]
@@ -193,7 +194,6 @@ class Region:
             if handle is asked:
                 result = tensor
             else:
-                handle.kept = ~tensor._version
                 handle.tensor = tensor
             if self.watch is not None:
                 self.watch.got(handle, tensor)
@@ -215,25 +215,24 @@ class Region:
         there: set[Piece] = set()
         later: dict[Handle, list[State]] = {}
         for handle in handles:
-            op = handle.state.op
-            if (
-                op is not None
-                and op.kind.light
-                and handle.state.output == 0
-                and op.number >= self.start
-                and (asked is None or handle.state is not asked.state)
-            ):
+            piece = handle.piece
+            state = piece if type(piece) is State else piece.state
+            op = state.op
+            if op is not None and op.kind.light and state.output == 0:
                 reads = op.reads()
-                if all(state in there or is_there(state) for state in reads):
+                if (
+                    op.number >= self.start
+                    and (asked is None or state is not asked.state)
+                    and all(read in there or is_there(read) for read in reads)
+                ):
                     later[handle] = reads
                     continue
-            there.add(handle.piece)
+            there.add(piece)
         return later
 
     def _leave_the_rest(self, later: dict[Handle, list[State]], there: dict[Piece, Tensor]) -> None:
         for handle, reads in later.items():
             given = {s: (there[s], there[s]._version) for s in reads if not is_there(s)}
-            handle.kept = -1
             handle.tensor = Later(given)
             if self.watch is not None:
                 for tensor, _ in given.values():  # a norm reads one
@@ -251,7 +250,6 @@ class Region:
             wanted = [asked.piece, *(handle.piece for handle in waiting)]
             tensor, *tensors = self._compute(wanted, given)
             for handle, other in zip(waiting, tensors, strict=True):
-                handle.kept = ~other._version
                 handle.tensor = other
                 if self.watch is not None:
                     self.watch.got(handle, other)
@@ -353,53 +351,48 @@ class Leavings:
 
     def __init__(self) -> None:
         self.regions: deque[list[ref[Handle]]] = deque(maxlen=_LATELY)  # that were closed since
-        self._handles: dict[int, tuple[ref[Handle], ...]] = {}  # by the notes of their states
+        self._handles: dict[int, list[ref[Handle]]] = {}  # by the notes of their states
         self._many = _MANY
 
     def heirs(self, tensor: Tensor, note: int) -> tuple[ref[Handle], ...]:
         """Return the handles of what a tensor is, if its storage carries this note."""
         if self.regions:
             self._look()
-        found = self._handles.get(note)
-        if not found:
-            return ()
-        layout = layout_of(tensor)
+        stride = None if tensor.is_contiguous() else tensor.stride()
         return tuple(
             reference
-            for reference in found
+            for reference in self._handles.get(note, ())
             if (handle := reference()) is not None
-            and handle.layout == layout
-            and handle.state.tensor() is tensor
-            and handle.state.version == tensor._version
+            and handle.stride == stride
+            and _is_still(tensor, handle.state)
         )
 
     def _look(self) -> None:
-        """Look through the regions that were closed since."""
+        """Look for what is left of the regions that were closed since."""
         for handles in self.regions:
             for reference in handles:
-                handle = reference()
-                if handle is not None and handle.layout is not None:
-                    note = handle.state.note
-                    self._handles[note] = (*self._handles.get(note, ()), reference)
+                state = None if (handle := reference()) is None else handle.piece
+                if type(state) is State and state.tensor() is not None:
+                    self._handles.setdefault(state.note, []).append(reference)
         self.regions.clear()
         if len(self._handles) > self._many:
-            self._handles = {
-                note: found
-                for note, found in self._handles.items()
-                if any((h := r()) is not None and h.state.tensor() is not None for r in found)
-            }
+            for note, found in list(self._handles.items()):
+                if not any((h := r()) is not None and h.state.tensor() is not None for r in found):
+                    del self._handles[note]
             self._many = max(_MANY, 2 * len(self._handles))
 
 
-def layout_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Return how a tensor lies over its memory."""
+def _is_still(tensor: Tensor, state: State) -> bool:
+    """Return whether a tensor is what it was when it was made with a state, strides apart."""
+    made = state
+    while made.op is not None and made.argument is not None:
+        made = made.op.overwritten(made.argument)  # a write changes no layout
     return (
-        tensor.size(),
-        tensor.stride(),
-        tensor.storage_offset(),
-        tensor.dtype,
-        tensor.is_conj(),
-        tensor.is_neg(),
+        state.tensor() is tensor
+        and state.version == tensor._version
+        and tensor.shape == made.size
+        and tensor.dtype is made.dtype
+        and not (tensor.storage_offset() or tensor.is_conj() or tensor.is_neg())
     )
 
 
@@ -413,8 +406,8 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-_MANY = 1000  # notes, before it is worth a look which of them are of no use any more
 _LATELY = 100  # regions, among which the one that made an input is sought
+_MANY = 1000  # notes, before it is worth a look which of them are of no use any more
 _current_pass = torch._C._current_graph_task_id
 _dtype_now = torch.get_default_dtype
 
@@ -433,7 +426,7 @@ def unpack(packed: Handle | State) -> Tensor:
             return region.finish(packed, tensor)
         if packed.kept < 0:
             packed.tensor = None
-            if tensor._version == ~packed.kept:
+            if not tensor._version:
                 return tensor
         elif tensor._version == packed.kept:
             return tensor
@@ -442,7 +435,7 @@ def unpack(packed: Handle | State) -> Tensor:
         # It was written to, so it is computed again.
     piece = packed.piece
     state = piece if type(piece) is State else piece.state
-    if not is_there(state):
+    if state.held is None or (state.op is not None and not is_there(state)):
         return region.compute(packed)
     held = value_of(state)
     if piece is state:

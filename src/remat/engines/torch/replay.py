@@ -68,7 +68,10 @@ def needs(wanted: Iterable[Piece], start: int, given: Mapping[State, Any]) -> Ne
             continue
         uses[state] = 1
         op = state.op
-        if is_there(state) or state in given:
+        held = state.held
+        if held is not None and (op is None or is_there(state)):
+            continue
+        if state in given:
             continue
         if op is None or op.number < start:
             outer.append(state)
