@@ -105,7 +105,7 @@ def _call(side: str) -> Callable[..., Tensor]:
 def _network(network: str) -> list[Result]:
     seconds = best_of_processes(f"{_HERE}:passes", 4, network=network, rounds=4)
     reports = {
-        side: lowest_of_processes(f"{_HERE}:one_pass", 8, _GIVE_BACK, network=network, side=side)
+        side: lowest_of_processes(f"{_HERE}:one_pass", 5, _GIVE_BACK, network=network, side=side)
         for side in _SIDES
     }
     told = in_fresh_process(f"{_HERE}:profiled_pass", network=network)

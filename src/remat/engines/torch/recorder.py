@@ -121,7 +121,7 @@ class Recorder(TorchDispatchMode):
         if region.watch is not None:
             region.watch.closed(region)
         if not self.opened:
-            self._left.regions.append(region.all_handles)
+            self._left.regions.append(ref(region))
             self._states = {}
             self._outside = {}
             self._dead = 0

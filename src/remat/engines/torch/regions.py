@@ -350,7 +350,7 @@ class Leavings:
     """
 
     def __init__(self) -> None:
-        self.regions: deque[list[ref[Handle]]] = deque(maxlen=_LATELY)  # that were closed since
+        self.regions: deque[ref[Region]] = deque(maxlen=_LATELY)  # that were closed since
         self._handles: dict[int, list[ref[Handle]]] = {}  # by the notes of their states
         self._many = _MANY
 
@@ -369,8 +369,9 @@ class Leavings:
 
     def _look(self) -> None:
         """Look for what is left of the regions that were closed since."""
-        for handles in self.regions:
-            for reference in handles:
+        for reference_to_region in self.regions:
+            region = reference_to_region()
+            for reference in () if region is None else region.all_handles:
                 state = None if (handle := reference()) is None else handle.piece
                 if type(state) is State and state.tensor() is not None:
                     self._handles.setdefault(state.note, []).append(reference)
@@ -407,7 +408,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 _LATELY = 100  # regions, among which the one that made an input is sought
-_MANY = 1000  # notes, before it is worth a look which of them are of no use any more
+_MANY = 200  # notes, before it is worth a look which of them are of no use any more
 _current_pass = torch._C._current_graph_task_id
 _dtype_now = torch.get_default_dtype
 
