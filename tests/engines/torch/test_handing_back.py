@@ -387,3 +387,15 @@ def test_threads_over_one_graph() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(passes, range(4)))
+
+
+def test_a_look_at_what_was_saved_hands_nothing_back() -> None:
+    x, w = torch.randn(50, 50).requires_grad_(), torch.randn(50, 50).requires_grad_()
+    y = remat.checkpoint(lambda x: torch.tanh(x * 2), x)
+    z = remat.checkpoint(lambda y: torch.tanh(y @ w), y)
+    product = z.grad_fn.next_functions[0][0]
+    assert torch.equal(product._saved_self, y)  # outside of any pass
+    memory, node = weakref.ref(y.untyped_storage()), y.grad_fn
+    del y, z, product
+    assert memory() is None
+    assert node is not None
