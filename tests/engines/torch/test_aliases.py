@@ -237,6 +237,17 @@ def sparse_input(run, sparse, x):
     return run(lambda s, x: torch.sparse.mm(s, (x * 2).sin()).exp(), sparse, x)
 
 
+@programs.starting_from(lambda: (torch.eye(4).to_sparse(), torch.randn(4, 4).requires_grad_()))
+def the_shape_of_a_part_changed_in_place(run, sparse, x):
+    def f(sparse, x):
+        with torch.no_grad():
+            mask = torch.sparse.mm(sparse, torch.ones(4, 4))
+        sparse._values().unsqueeze_(0).squeeze_(0)
+        return (x * mask).sin().exp()
+
+    return run(f, sparse, x)
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
 @pytest.mark.parametrize("face", FACES)
 def test_compressed_rows(face) -> None:

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ...errors import UnsupportedError
 from .kinds import Kind, is_ordinary, kind_of, kinds, plain_types
+from .leavings import Leavings
 from .places import here
 from .randomness import generator_of
 from .records import (
@@ -39,7 +40,7 @@ from .records import (
     parts_of,
     version_of,
 )
-from .regions import Handle, Leavings, Region, unpack
+from .regions import Handle, Region, unpack
 from .replay import flat
 from .watch import WatchedHandle, nbytes_of
 
@@ -239,8 +240,8 @@ class Recorder(TorchDispatchMode):
                     held = sibling.held
                     if (
                         held is not None
-                        and held.untyped_storage() is storage
-                        and held._version == sibling.held_version
+                        and (not is_ordinary(held) or held.untyped_storage() is storage)
+                        and version_of(held) == sibling.held_version
                     ):
                         sibling.held_version += 1
                     sibling.version += 1
@@ -645,7 +646,7 @@ _LISTS = (list, tuple)
 _MANY = 2000  # states, before it is worth a look which of them are dead
 _MUCH = 4 << 20  # bytes, likewise
 _LITTLE = 1 << 12  # bytes that are not worth to be counted
-_TIMES = 1000
+_TIMES = 1000  # as large as its by-products is what an op is run for
 _NOISE = 1  # the argument of rrelu_with_noise
 _notes = itertools.count(-1, -1)  # numbers that no two recordings share, and no addresses or zero
 _new_op = tuple.__new__  # quicker than Op(), which parses its arguments

@@ -6,6 +6,9 @@ living handles, each op once. A handle gives its tensor away when it is asked fo
 lives as long as autograd needs it and no longer; what nobody asked for is dropped at the end of
 the pass.
 
+Two kinds of tensors are not computed with the rest. What a norm makes waits until it is asked for:
+its input is there anyway. And what a later region holds as its input is borrowed from that one.
+
 Regions nest. An inner region begins at values of the outer one: when the outer one is computed
 again, it leaves for each inner one the values from which that will start when its turn comes.
 """
@@ -14,7 +17,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -28,7 +30,7 @@ from torch.autograd.variable import Variable
 from .records import Piece, State, alias, over
 from .replay import NOT_OURS, below_us, is_there, needs, replay, value_of
 
-__all__ = ["Handle", "Leavings", "Region", "unpack"]
+__all__ = ["Handle", "Region", "unpack"]
 
 
 class Later(NamedTuple):
@@ -343,60 +345,6 @@ class Region:
             self.watch.end_of_pass()
 
 
-class Leavings:
-    """What regions of a thread left to the program, and autograd will ask them for.
-
-    The next region that takes it as an input holds it anyway, until its own backward pass is over.
-    """
-
-    def __init__(self) -> None:
-        self.regions: deque[ref[Region]] = deque(maxlen=_LATELY)  # that were closed since
-        self._handles: dict[int, list[ref[Handle]]] = {}  # by the notes of their states
-        self._many = _MANY
-
-    def heirs(self, tensor: Tensor, note: int) -> tuple[ref[Handle], ...]:
-        """Return the handles of what a tensor is, if its storage carries this note."""
-        if self.regions:
-            self._look()
-        stride = None if tensor.is_contiguous() else tensor.stride()
-        return tuple(
-            reference
-            for reference in self._handles.get(note, ())
-            if (handle := reference()) is not None
-            and handle.stride == stride
-            and _is_still(tensor, handle.state)
-        )
-
-    def _look(self) -> None:
-        """Look for what is left of the regions that were closed since."""
-        for reference_to_region in self.regions:
-            region = reference_to_region()
-            for reference in () if region is None else region.all_handles:
-                state = None if (handle := reference()) is None else handle.piece
-                if type(state) is State and state.tensor() is not None:
-                    self._handles.setdefault(state.note, []).append(reference)
-        self.regions.clear()
-        if len(self._handles) > self._many:
-            for note, found in list(self._handles.items()):
-                if not any((h := r()) is not None and h.state.tensor() is not None for r in found):
-                    del self._handles[note]
-            self._many = max(_MANY, 2 * len(self._handles))
-
-
-def _is_still(tensor: Tensor, state: State) -> bool:
-    """Return whether a tensor is what it was when it was made with a state, strides apart."""
-    made = state
-    while made.op is not None and made.argument is not None:
-        made = made.op.overwritten(made.argument)  # a write changes no layout
-    return (
-        state.tensor() is tensor
-        and state.version == tensor._version
-        and tensor.shape == made.size
-        and tensor.dtype is made.dtype
-        and not (tensor.storage_offset() or tensor.is_conj() or tensor.is_neg())
-    )
-
-
 @contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = _dtype_now()
@@ -407,8 +355,6 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-_LATELY = 100  # regions, among which the one that made an input is sought
-_MANY = 200  # notes, before it is worth a look which of them are of no use any more
 _current_pass = torch._C._current_graph_task_id
 _dtype_now = torch.get_default_dtype
 
