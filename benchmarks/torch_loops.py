@@ -33,7 +33,6 @@ PEERS = ("torch",)
 _STEPS = 1000
 _GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "16384"}
 _HERE = "benchmarks.torch_loops"
-_SIDES = ("plain", "theirs", "ours", "more")
 
 
 class _Network(NamedTuple):
@@ -43,10 +42,11 @@ class _Network(NamedTuple):
     checkpoints: int
     more: int  # checkpoints, in no more memory than torch's own takes
     slowdown: float  # at most, against plain, for 5 % of its memory
+    on_disk: int = 0  # states that fit into memory if others rest on disk; 0: not measured
 
 
 _NETWORKS = {
-    "rnn": _Network(256, 37, 125, 1.40),
+    "rnn": _Network(256, 37, 125, 1.40, on_disk=37),
     "lstm": _Network(256, 340, 420, 1.45),
     "narrow lstm": _Network(128, 340, 500, 1.45),
 }
@@ -71,7 +71,8 @@ class _Loop:
     def __init__(self, name: str) -> None:
         torch.manual_seed(0)
         self.is_lstm = "lstm" in name
-        width, self.checkpoints, self.more, _ = _NETWORKS[name]
+        width, self.checkpoints, self.more, _, self.on_disk = _NETWORKS[name]
+        self.sides = ["plain", "theirs", "ours", "more", *(["disk"] if self.on_disk else [])]
         if self.is_lstm:
             self.weights = [torch.randn(2 * width, 4 * width) / 16, torch.randn(4 * width)]
             self.state: Any = (torch.randn(64, width), torch.randn(64, width))
@@ -128,31 +129,46 @@ class _Loop:
     def _more(self, steps: int) -> Any:
         return remat.checkpointed_loop(self.step, self.state, steps, self.more)[0]
 
+    def _disk(self, steps: int) -> Any:
+        room = self.on_disk
+        return remat.checkpointed_loop(self.step, self.state, steps, room, store="disk")[0]
+
 
 def _network(name: str) -> list[Result]:
     loop = _Loop(name)
-    seconds = best_of_processes(f"{_HERE}:passes", 4, name=name, rounds=5)
+    seconds = best_of_processes(f"{_HERE}:passes", 6, name=name, rounds=4)
     reports = {
         side: lowest_of_processes(f"{_HERE}:one_pass", 6, _GIVE_BACK, name=name, side=side)
-        for side in _SIDES
+        for side in loop.sides
     }
     peaks = {side: report["peak_bytes"] for side, report in reports.items()}
     checksums = {report["checksum"] for report in reports.values()}
     assert len(checksums) == 1, f"the sides differ: {checksums}"
     megabytes = {f"{side}_MB": peak / 1e6 for side, peak in peaks.items()}
     times = {f"{side}_s": value for side, value in seconds.items()}
-    evaluations = _predicted(loop)
-    text = f"{loop.checkpoints} checkpoints, {_STEPS} steps, {evaluations} evaluations"
+
+    def against_plain(side: str, title: str, room: str) -> list[Result]:
+        evaluations = _predicted(loop, side)
+        text = f"{room}, {_STEPS} steps, {evaluations} evaluations"
+        without_overhead = 1 + (evaluations / _STEPS - 1) * seconds["ahead"] / seconds["plain"]
+        return [
+            Result.at_most(
+                f"{title}: peak against plain", text, peaks[side] / peaks["plain"], 0.05,
+                **megabytes,
+            ),
+            Result.at_most(
+                f"{title}: time against plain", text, seconds[side] / seconds["plain"],
+                _NETWORKS[name].slowdown, without_overhead=without_overhead,
+                theirs=seconds["theirs"] / seconds["plain"], **times,
+            ),
+        ]  # fmt: skip
+
+    results = against_plain("ours", name, f"{loop.checkpoints} checkpoints")
+    if loop.on_disk:
+        room = f"room for {loop.on_disk} states in memory"
+        results += against_plain("disk", f"{name}, on disk", room)
     return [
-        Result.at_most(
-            f"{name}: peak against plain", text, peaks["ours"] / peaks["plain"], 0.05, **megabytes
-        ),
-        Result.at_most(
-            f"{name}: time against plain", text, seconds["ours"] / seconds["plain"],
-            _NETWORKS[name].slowdown,
-            without_overhead=1 + (evaluations / _STEPS - 1) * seconds["ahead"] / seconds["plain"],
-            theirs=seconds["theirs"] / seconds["plain"], **times,
-        ),
+        *results,
         Result.at_most(
             f"{name}: time against torch.utils.checkpoint", f"{loop.more} checkpoints",
             seconds["more"] / seconds["theirs"], 1.0,
@@ -165,7 +181,7 @@ def _network(name: str) -> list[Result]:
     ]  # fmt: skip
 
 
-def _predicted(loop: _Loop) -> int:
+def _predicted(loop: _Loop, side: str = "ours") -> int:
     """Return the evaluations that our loop plans with."""
     schedules, choose = [], LoopOptions.choose
 
@@ -175,7 +191,7 @@ def _predicted(loop: _Loop) -> int:
 
     LoopOptions.choose = watched  # type: ignore[method-assign]
     try:
-        loop.side("ours")()
+        loop.side(side)()
     finally:
         LoopOptions.choose = choose  # type: ignore[method-assign]
     return int(schedules[0].evaluations)
@@ -185,7 +201,7 @@ def passes(name: str, rounds: int) -> dict[str, float]:
     """Return the seconds of a pass on each side, and of the way ahead in a plain one."""
     torch.set_num_threads(1)
     loop = _Loop(name)
-    sides = {side: loop.side(side) for side in _SIDES}
+    sides = {side: loop.side(side) for side in loop.sides}
     return interleaved({**sides, "ahead": lambda: loop._plain(_STEPS)}, rounds)
 
 

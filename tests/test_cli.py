@@ -130,9 +130,9 @@ def test_a_state_of_one_byte_is_still_a_byte(capfd):
     assert "6 B" in run(capfd, *PLAN, "--state-bytes", 1)[1]
 
 
-def test_disk_that_cannot_be_planned_is_mentioned(capfd):
-    out = run(capfd, "plan", "--steps", 100_000, "--checkpoints", 50, "--disk", 10)[1]
-    assert "Disk is left out" in out
+def test_disk_is_planned_for_long_loops_as_well(capfd):
+    long = "plan", "--steps", 100_000, "--checkpoints", 5, "--disk", 100, "--json"
+    assert json.loads(run(capfd, *long)[1])["best"] == "staged"
 
 
 def test_a_schedule_is_drawn_on_request(capfd, tmp_path):

@@ -258,8 +258,6 @@ def _plan(arguments: argparse.Namespace) -> None:
     console = Console()
     console.print(plan_table(plan, unit=unit))
     console.print(f"* best: {plan.reason}", markup=False, highlight=False)
-    if arguments.disk is not None and not any(o.name == "multistage" for o in _options(plan)):
-        print(f"Disk is left out: planning it for {plan.steps:,} steps would take too long.")
     if picture:
         print(f"The schedule over time: {picture}")
 

@@ -77,8 +77,10 @@ def multistage(draw: st.DrawFn) -> Limited:
 
 @st.composite
 def staged(draw: st.DrawFn) -> Limited:
-    schedule = Staged(draw(steps), draw(st.integers(1, 4)), draw(st.integers(1, 9)))
-    return Limited(schedule, schedule.slots, schedule.disk_slots)
+    sizes = draw(unlike_sizes())
+    part, block = draw(st.integers(1, 40)), draw(st.integers(1, 12))
+    schedule = Staged(draw(steps), part, block, draw(st.integers(int(part > block), 4)))
+    return Limited(schedule, schedule.peak(sizes), schedule.disk_slots, sizes)
 
 
 # What never uses a disk: its room is left at 0.

@@ -3,7 +3,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from remat.errors import BudgetTooSmallError
-from remat.schedules import Blocks, Disk, Mixed, Option, Revolve, Sizes, Tier, plan_loop, simulate
+from remat.schedules import (
+    Blocks,
+    Disk,
+    Mixed,
+    Multistage,
+    Option,
+    Revolve,
+    Sizes,
+    Tier,
+    plan_loop,
+    simulate,
+)
 from remat.schedules.choose import default_checkpoints
 from tests.schedules.strategies import disks, thorough
 
@@ -85,13 +96,21 @@ def test_alternatives_are_sorted_by_cost_and_are_not_the_best_one() -> None:
     costs = [plan.best.cost, *(option.cost for option in plan.alternatives)]
     assert costs == sorted(costs)
     names = [plan.name, *(option.name for option in plan.alternatives)]
-    assert sorted(names) == ["blocks", "mixed", "multistage", "revolve", "uniform"]
+    assert sorted(names) == ["blocks", "mixed", "revolve", "staged", "uniform"]
+
+
+def test_the_disk_programme_is_left_out_where_it_cannot_be_the_best() -> None:
+    room = {"slots": 5, "state_bytes": 1, "tape_bytes": 2, "tape_input_bytes": 1}
+    plan = plan_loop(100, **room, disk=Disk(20, 0.5, 0.5))
+    assert "multistage" not in [option.name for option in options_of(plan)]
+    assert plan.best.cost <= Multistage(100, 5, 20, 0.5, 0.5).cost
 
 
 def test_only_a_plan_for_the_disk_asks_for_disk_slots() -> None:
     plan = plan_loop(100, slots=2, disk=Disk(20, 0.5, 0.5))
     assert plan.best.disk_slots == 20
-    assert [option.disk_slots for option in plan.alternatives] == [0, 0]
+    used = {option.name: option.disk_slots for option in plan.alternatives}
+    assert used == {"staged": 18, "revolve": 0, "uniform": 0}
 
 
 def test_a_loop_too_long_for_the_disk_programme_is_planned_without() -> None:

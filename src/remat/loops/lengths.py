@@ -6,6 +6,7 @@ run ahead a second time if somebody goes back twice: what was held is used up by
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -169,7 +170,7 @@ class KnownLength:
         steps.resume(after)  # whatever the trials drew or wrote, the loop goes on from here
         write, read = store.measure(steps.arrays, steps.apart(after)[0])
         slots = min(self._options.steps, store.free_bytes() // (state_bytes + 1))
-        return Disk(slots, write / seconds, read / seconds)
+        return Disk(slots, _about(write / seconds), _about(read / seconds))
 
 
 class UnknownLength:
@@ -272,6 +273,11 @@ def _stored_bytes(store: Store, steps: LoopSteps[Any, Any], held: Any) -> int:
         return max(1, shelf.nbytes)
     finally:
         shelf.close()
+
+
+def _about(cost: float) -> float:
+    """Round a cost to a power of the root of two: measured again, it leads to the same plan."""
+    return math.pow(2.0, round(2 * math.log2(max(cost, 1e-6))) / 2)
 
 
 Result = TypeVar("Result")

@@ -17,7 +17,14 @@ from .check import keep_whole
 from .revolve import advances, split
 from .walk import Decision, Hold, Run, walk
 
-__all__ = ["Blocks", "best_blocks"]
+__all__ = [
+    "Blocks",
+    "best_blocks",
+    "block_lengths",
+    "block_runs",
+    "decide_in_blocks",
+    "tapes_of_block",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +44,40 @@ class Blocks:
 
     @property
     def evaluations(self) -> int:
-        # The last block may be shorter, but no schedule ever advances over it.
-        return self.block * advances(-(-self.steps // self.block), self.slots) + self.steps
+        return block_runs(self.steps, self.block, self.slots)
 
     def peak(self, sizes: Sizes) -> int:
         """Return the most that is held at a time."""
         blocks = -(-self.steps // self.block)
         # Why -2? As for Revolve: neither the first block's state nor the last one's is saved.
         states = min(self.slots, max(0, blocks - 2))
-        return states * sizes.state + _tapes(self.steps, self.block, sizes)
+        return states * sizes.state + tapes_of_block(self.steps, self.block, sizes)
 
     def __iter__(self) -> Iterator[Action]:
         return walk(self.steps, self.slots, self._decide)
 
     def _decide(self, length: int, tier: Tier, slots: int) -> Decision[int]:
-        if length == 1:
-            return Run()
-        if length <= self.block:
-            return Hold(0, Tier.TAPE, slots)
-        blocks = -(-length // self.block)
-        ahead = split(blocks, slots) if slots else blocks - 1
-        return Hold(ahead * self.block, Tier.MEMORY, max(0, slots - 1))
+        return decide_in_blocks(length, self.block, slots)
 
 
-def _tapes(steps: int, block: int, sizes: Sizes) -> int:
+def block_runs(steps: int, block: int, slots: int) -> int:
+    """Return how many steps are run in all."""
+    # The last block may be shorter, but no schedule ever advances over it.
+    return block * advances(-(-steps // block), slots) + steps
+
+
+def decide_in_blocks(length: int, block: int, slots: int) -> Decision[int]:
+    """Say what is to be held next in a stretch that starts from a state in memory."""
+    if length == 1:
+        return Run()
+    if length <= block:
+        return Hold(0, Tier.TAPE, slots)
+    blocks = -(-length // block)
+    ahead = split(blocks, slots) if slots else blocks - 1
+    return Hold(ahead * block, Tier.MEMORY, max(0, slots - 1))
+
+
+def tapes_of_block(steps: int, block: int, sizes: Sizes) -> int:
     """Return the room that the tapes of a block take."""
     # Why -1? The last tape of a block lives just in passing.
     tapes = max(0, min(block, steps) - 1) * (sizes.tape - sizes.tape_input)
@@ -71,8 +88,8 @@ def _tapes(steps: int, block: int, sizes: Sizes) -> int:
 def best_blocks(steps: int, room: int, sizes: Sizes) -> Blocks | None:
     """Return the blocks with the fewest evaluations in `room`, or None if no tape fits."""
     best: Blocks | None = None
-    for block in _lengths(steps):
-        left = room - _tapes(steps, block, sizes)
+    for block in block_lengths(steps):
+        left = room - tapes_of_block(steps, block, sizes)
         if left >= 0:
             candidate = Blocks(steps, block, left // sizes.state)
             if best is None or candidate.evaluations < best.evaluations:
@@ -80,7 +97,7 @@ def best_blocks(steps: int, room: int, sizes: Sizes) -> Blocks | None:
     return best
 
 
-def _lengths(steps: int) -> Iterator[int]:
+def block_lengths(steps: int) -> Iterator[int]:
     """All short lengths, then ever fewer. They do not depend on the room: more room never hurts."""
     length = 2
     while length < steps:

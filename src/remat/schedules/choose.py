@@ -231,14 +231,15 @@ class _Loop:
                 yield self.option("mixed", mixed)
         if self.disk is not None:
             costs = self.disk.write_cost, self.disk.read_cost
-            slots = min(slots, self._affordable_slots)
-            tiers = Multistage(steps, slots, self.disk_slots, *costs)
-            if self.disk_slots:
-                yield self.option("multistage", tiers, tiers.cost)
-            states = room // sizes.state
-            if states and self.disk.slots > self.disk_slots:  # too many for a table
-                staged = best_staged(steps, states, self.disk.slots, *costs)
+            staged = best_staged(steps, room, self.disk.slots, sizes, *costs, tapes=self.tapes)
+            if staged is not None:
                 yield self.option("staged", staged, staged.cost)
+            slots = min(slots, self._affordable_slots)
+            # Without tapes it would be no cheaper than this, even if the disk took no time.
+            least = Revolve(steps, slots + self.disk_slots).evaluations
+            if self.disk_slots and (staged is None or least < staged.cost):
+                tiers = Multistage(steps, slots, self.disk_slots, *costs)
+                yield self.option("multistage", tiers, tiers.cost)
 
     def thriftiest(self, room: int, allowed: float) -> Option:
         """Return the best option of the least room in which the cost is still allowed."""
@@ -302,14 +303,9 @@ def _held_bytes(schedule: Schedule, sizes: Sizes) -> int:
     match schedule:
         case StoreAll(steps):
             return max(0, steps - 1) * (sizes.tape - sizes.tape_input)
-        case Blocks():
+        case Blocks() | Staged():
             return schedule.peak(sizes)
-        case (
-            Revolve(slots=slots)
-            | Uniform(slots=slots)
-            | Multistage(slots=slots)
-            | Staged(slots=slots)
-        ):
+        case Revolve(slots=slots) | Uniform(slots=slots) | Multistage(slots=slots):
             return min(slots, useful) * sizes.state
         case Mixed(steps, room) if schedule.has_closed_form:
             return min(room // schedule.sizes.state, max(0, steps - 1)) * sizes.tape
@@ -323,7 +319,7 @@ def _reason(best: Option, others: tuple[Option, ...], steps: int, *, tapes: bool
         "revolve": "the fewest evaluations for slots that hold states",
         "blocks": "states at block starts and the tapes of one block at a time use the room best",
         "mixed": "the exact programme over states and tapes uses the room best",
-        "staged": "states on disk cut the loop into parts, each of which is short for its slots",
+        "staged": "states on disk cut the loop into parts, each short enough for the memory",
         "multistage": "the disk holds what memory cannot, and is worth its reads and writes",
     }[best.name]
     if best.name == "revolve" and not tapes:

@@ -1,102 +1,127 @@
-"""States on disk at equal distances, and binomial schedules in memory between them.
+"""States on disk at equal distances, and blocks in memory between them.
 
-Not optimal, as `Multistage` is, but it needs no table: for loops that are too long for one.
+The loop is cut into parts that start from states on disk, and each part is reversed as `Blocks`
+does it: with states and the tapes of one block in memory. Where the disk is fast, a part is one
+block, and no step runs more than twice, in however little memory. There is a closed form, so it
+is planned in no time for any number of steps. `Multistage` knows no tapes, but is optimal without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
-from .actions import Action, Advance, Drop, Restore, Save, Tier
+from .actions import Action, Sizes, Tier
+from .blocks import block_lengths, block_runs, decide_in_blocks, tapes_of_block
 from .check import amount, keep_whole
-from .revolve import advances, reverse
-from .uniform import even_positions
+from .walk import Decision, Hold, Lift, walk
 
 __all__ = ["Staged", "best_staged"]
-
-_TOLERANCE = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A loop in `parts` parts of equal length; those between the first and the last start on disk.
+    """Parts of `part` steps, the first of which may be shorter, that start from states on disk.
 
-    The costs are in forward steps, as those of `Multistage`.
+    In memory are the tapes of one block of `block` steps and, if a part is longer than a block,
+    `slots` states. The costs are in forward steps, as those of `Multistage`.
 
-    >>> schedule = Staged(100_000, slots=10, parts=100, write_cost=2.0, read_cost=2.0)
+    >>> Staged(1000, part=25, block=25).evaluations
+    1975
+    >>> schedule = Staged(100_000, part=1000, slots=10, write_cost=2.0, read_cost=2.0)
     >>> schedule.disk_slots, schedule.evaluations, schedule.cost
-    (98, 562509, 562901.0)
+    (98, 561502, 561894.0)
     """
 
     steps: int
-    slots: int
-    parts: int
+    part: int
+    block: int = 1
+    slots: int = 0
     write_cost: float = 1.0
     read_cost: float = 1.0
 
     def __post_init__(self) -> None:
-        keep_whole(self, steps=0, slots=1, parts=1)
+        keep_whole(self, steps=0, part=1, block=1)
+        # Why a slot? A part of several blocks is started again and again, from memory.
+        keep_whole(self, slots=int(self.part > self.block))
         amount(self.write_cost, "write_cost", "a number of forward steps")
         amount(self.read_cost, "read_cost", "a number of forward steps")
 
     @property
-    def positions(self) -> list[int]:
-        """Where the parts begin, but for the first."""
-        return list(even_positions(self.steps, self.parts - 1))
+    def parts(self) -> int:
+        return -(-self.steps // self.part)
 
     @property
     def disk_slots(self) -> int:
-        return max(0, min(self.parts, self.steps) - 2)  # the last part starts where the sweep ends
+        return max(0, self.parts - 2)  # not for the first part, nor where the sweep ends
 
     @property
     def evaluations(self) -> int:
-        if not self.steps:
-            return 0
-        parts = min(self.parts, self.steps)
-        short, longer = divmod(self.steps, parts)
-        # The shorter parts come first, and the first one needs no slot for its start.
-        work = (parts - longer) * advances(short, self.slots - 1)
-        work += longer * advances(short + 1, self.slots - 1)
-        first = short if longer < parts else short + 1
-        work += advances(first, self.slots) - advances(first, self.slots - 1)
-        last = short + (longer > 0)
-        sweep = self.steps - last if parts > 1 else 0
-        return sweep + work + self.steps
+        if self.parts < 2:
+            return block_runs(self.steps, self.block, self.slots)
+        first = self.steps - (self.parts - 1) * self.part
+        # The start of the first part needs no slot, nor does that of a part that is one block.
+        slots = self.slots - (self.part > self.block)
+        runs = (self.parts - 1) * block_runs(self.part, self.block, slots)
+        return self.steps - self.part + block_runs(first, self.block, self.slots) + runs
 
     @property
     def cost(self) -> float:
         """Return the time in forward steps: evaluations, reads and writes."""
         return self.evaluations + self.disk_slots * (self.write_cost + self.read_cost)
 
+    def peak(self, sizes: Sizes) -> int:
+        """Return the most that is held in memory at a time."""
+        blocks = -(-min(self.part, self.steps) // self.block)
+        states = min(self.slots, max(0, blocks - 1))
+        return states * sizes.state + tapes_of_block(self.steps, self.block, sizes)
+
     def __iter__(self) -> Iterator[Action]:
-        edges = [0, *self.positions, self.steps]
-        for start, stop in pairwise(edges[:-1]):
-            yield Advance(start, stop)
-            yield Save(stop, Tier.MEMORY if stop == edges[-2] else Tier.DISK)
-        for start, stop in reversed(list(pairwise(edges))):
-            if stop == start:
-                return  # no steps at all
-            if not start:
-                if stop < self.steps and stop > 1:
-                    yield Restore(0, Tier.CALLER)
-                yield from reverse(0, stop, self.slots, held=Tier.CALLER)
-            else:
-                if stop < self.steps:
-                    yield Restore(start, Tier.DISK)
-                    yield Save(start, Tier.MEMORY)
-                    yield Drop(start, Tier.DISK)
-                yield from reverse(start, stop, self.slots - 1, held=Tier.MEMORY)
+        return walk(self.steps, self.slots, self._decide)
+
+    def _decide(self, length: int, tier: Tier, slots: int) -> Decision[int]:
+        if length <= self.part:
+            if tier is Tier.DISK and length > self.block:
+                return Lift(slots - 1)
+            return decide_in_blocks(length, self.block, slots)
+        after_it = (-(-length // self.part) - 1) * self.part
+        if after_it == self.part > self.block:  # the last part: the way back begins there
+            return Hold(length - after_it, Tier.MEMORY, slots - 1)
+        return Hold(length - after_it, Tier.DISK, slots)
 
 
-def best_staged(steps: int, slots: int, disk_slots: int, write: float, read: float) -> Staged:
-    """Return the fewest parts that cost at most a little more than the best number of parts.
+def best_staged(
+    steps: int,
+    room: int,
+    disk_slots: int,
+    sizes: Sizes,
+    write_cost: float,
+    read_cost: float,
+    *,
+    tapes: bool,
+) -> Staged | None:
+    """Return the cheapest parts and blocks in `room`, or None if none of them uses the disk.
 
-    Twice the room on disk for a few percent of the time would be a bad bargain.
+    What is tried does not depend on the room: more room never costs more.
     """
-    most = max(1, min(disk_slots + 2, steps))
-    tried = {min(most, round(1.15**power)) for power in range(200) if 1.15**power <= 2 * most}
-    schedules = [Staged(steps, slots, parts, write, read) for parts in sorted(tried)]
-    enough = _TOLERANCE * min(schedule.cost for schedule in schedules)
-    return next(schedule for schedule in schedules if schedule.cost <= enough)
+    some = {round(1.15**power) for power in range(200) if 1.15**power <= steps}
+    numbers = {parts for parts in some | {disk_slots + 2} if 3 <= parts <= disk_slots + 2}
+    best: Staged | None = None
+    rank = (float("inf"), 0)
+    for block in (1, *block_lengths(steps)) if tapes else (1,):
+        left = room - tapes_of_block(steps, block, sizes)
+        if left < 0:
+            continue
+        slots = left // sizes.state
+        lengths = {block}
+        if slots and block in some:  # all of them would take too long
+            lengths |= {-(-steps // (parts * block)) * block for parts in numbers}
+        for part in lengths:
+            schedule = Staged(
+                *(steps, part, block, slots if part > block else 0), write_cost, read_cost
+            )
+            if not 0 < schedule.disk_slots <= disk_slots:
+                continue
+            if (found := (schedule.cost, schedule.disk_slots)) < rank:
+                best, rank = schedule, found
+    return best

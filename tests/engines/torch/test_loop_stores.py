@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import remat
 from remat import DiskStore, ReducedPrecisionStore, StoreError
+from remat.schedules import Staged
 from remat.stores import files
 
 from .loop_oracles import Plain, Remat, same, watch_schedules
@@ -121,6 +122,58 @@ def test_two_tiers_run_as_often_as_predicted(tmp_path, monkeypatch, steps, slots
     (schedule,) = chosen
     trials = 3  # runs of step 0 that weigh the disk
     assert step.calls == schedule.evaluations + trials
+
+
+@pytest.fixture
+def fast_disk(monkeypatch):
+    """A disk that takes no time, as far as plans know."""
+    monkeypatch.setattr(DiskStore, "measure", lambda *_: (1e-9, 1e-9))
+
+
+@pytest.mark.parametrize("slots", [3, 7])
+@pytest.mark.parametrize("steps", [30, 41])
+def test_on_a_fast_disk_no_step_runs_more_than_twice(
+    tmp_path, monkeypatch, fast_disk, steps, slots
+) -> None:
+    chosen = watch_schedules(monkeypatch)
+    step, x = Counting(), torch.randn(50, requires_grad=True)
+    y, _ = remat.checkpointed_loop(step, x, steps, slots, store=DiskStore(tmp_path))
+    y.square().sum().backward()
+    (schedule,) = chosen
+    trials = 3  # runs of step 0 that weigh the disk
+    assert isinstance(schedule, Staged)
+    assert 1 < schedule.part == schedule.block <= slots
+    assert step.calls == 2 * steps - schedule.block + trials
+    z = x.detach().requires_grad_()
+    Plain().loop(Counting(), z, steps).square().sum().backward()
+    assert torch.equal(x.grad, z.grad)
+    assert left(tmp_path) == []
+
+
+def test_tapes_between_states_on_disk(tmp_path, monkeypatch, fast_disk) -> None:
+    """Buffers, random numbers, inputs and outputs, over runs of tapes that start on disk."""
+    chosen = watch_schedules(monkeypatch)
+
+    def program(run, x, xs, norm, w):
+        def step(s, x):
+            h, k = s
+            h = F.dropout(norm(h) * w, 0.2) + x
+            return (h.sin_(), k + 1), h.sum()
+
+        return run.scan(step, (x, torch.tensor(0)), xs)
+
+    def inputs():
+        return (
+            torch.randn(5, 3).requires_grad_(),
+            torch.randn(29).requires_grad_(),
+            nn.BatchNorm1d(3),
+            torch.randn(3).requires_grad_(),
+        )
+
+    same(program, inputs, Remat(12, store=DiskStore(tmp_path)))
+    assert isinstance(chosen[-1], Staged)
+    assert chosen[-1].block > 1
+    assert left(tmp_path) == []
 
 
 def test_states_are_on_disk_and_may_be_looked_at(tmp_path) -> None:
