@@ -42,7 +42,7 @@ def run() -> list[Result]:
 
 def _tiny_regions() -> list[Result]:
     path = f"{_HERE}:tiny"
-    few = best_of_processes(path, 5, ops=2, calls=50, rounds=100)
+    few = best_of_processes(path, 8, ops=2, calls=50, rounds=100)
     many = best_of_processes(path, 3, ops=200, calls=2, rounds=80)
     return [
         Result.at_most(
@@ -103,7 +103,7 @@ def _call(side: str) -> Callable[..., Tensor]:
 
 
 def _network(network: str) -> list[Result]:
-    seconds = best_of_processes(f"{_HERE}:passes", 4, network=network, rounds=4)
+    seconds = best_of_processes(f"{_HERE}:passes", 8, network=network, rounds=3)
     reports = {
         side: lowest_of_processes(f"{_HERE}:one_pass", 5, _GIVE_BACK, network=network, side=side)
         for side in _SIDES
