@@ -30,7 +30,7 @@ class Staged:
     1975
     >>> schedule = Staged(100_000, part=1000, slots=10, write_cost=2.0, read_cost=2.0)
     >>> schedule.disk_slots, schedule.evaluations, schedule.cost
-    (98, 561502, 561894.0)
+    (98, 562509, 562901.0)
     """
 
     steps: int
