@@ -76,6 +76,18 @@ def test_tensors(store: DiskStore) -> None:
     shelf.close()
 
 
+def test_tensors_lie_where_kernels_like_them(store: DiskStore) -> None:
+    """Where memory begins decides how some kernels sum, so it must not depend on the way there."""
+    shelf = store.open(TorchArrays())
+    sizes = [1, 3, 17, 1000, 4099, 65536]
+    for key in range(4):
+        shelf.put(key, [torch.randn(size) for size in sizes])
+    settled(shelf)
+    for key in reversed(range(4)):
+        assert [leaf.data_ptr() % 64 for leaf in shelf.get(key)] == [0] * len(sizes)
+    shelf.close()
+
+
 @settings(max_examples=40)
 @given(
     st.lists(

@@ -18,6 +18,7 @@ __all__ = ["check_space", "read_file", "refusal", "write_file"]
 
 _CHUNK = 1 << 22  # bytes at once: few calls, since after each a thread waits for the interpreter
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+_ALIGNED = 64  # bytes, as PyTorch has it
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT}
 
@@ -51,7 +52,7 @@ def write_file(
 def read_file(path: str, sizes: list[int], checksum: int) -> list[memoryview]:
     """Read a file into parts of these sizes; it must be as it was written."""
     written, found = sum(sizes), 0
-    parts = [np.empty(size, np.uint8).data for size in sizes]
+    parts = [_memory(size) for size in sizes]
     try:
         with open(path, "rb", buffering=0) as file:
             length = os.fstat(file.fileno()).st_size
@@ -67,6 +68,13 @@ def read_file(path: str, sizes: list[int], checksum: int) -> list[memoryview]:
     if found != checksum:
         raise _altered(path, f"the checksum was {checksum:08x} and is {found:08x}")
     return parts
+
+
+def _memory(size: int) -> memoryview:
+    """Return memory that begins where that of tensors does: elsewhere kernels may sum otherwise."""
+    memory = np.empty(size + _ALIGNED, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED
+    return memory[start : start + size].data
 
 
 def _chunks(parts: list[memoryview]) -> Iterator[memoryview]:
