@@ -67,7 +67,7 @@ def block_runs(steps: int, block: int, slots: int) -> int:
 
 
 def decide_in_blocks(length: int, block: int, slots: int) -> Decision[int]:
-    """Say what is to be held next in a stretch that starts from a state in memory."""
+    """Say what is to be held next in a stretch: a state at the start of a block, or a tape."""
     if length == 1:
         return Run()
     if length <= block:
