@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -72,6 +73,38 @@ def test_the_child_is_ended_when_waiting_for_it_fails(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_demo(DemoSize(steps=5000, size=16))
     assert [child.returncode is not None for child in started] == [True]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a signal to a thread")
+def test_an_interrupt_that_another_thread_takes_does_not_orphan_the_child(monkeypatch):
+    # Signals go to any thread of a process, and NumPy's BLAS has threads.
+    started, born = [], threading.Event()
+    real = subprocess.Popen
+
+    def take_the_signal():
+        born.wait()
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    thread = threading.Thread(target=take_the_signal)
+    thread.start()
+
+    class InterruptedAtBirth(real):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            started.append(self)
+            born.set()
+            thread.join()  # the handler runs here, before the caller has the child's name
+
+    monkeypatch.setattr(subprocess, "Popen", InterruptedAtBirth)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_demo(DemoSize(steps=5000, size=16))
+        assert [child.returncode is not None for child in started] == [True]
+    finally:
+        for child in started:
+            child.kill()
+            child.wait()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 # -- Ctrl-C ------------------------------------------------------------------------------------
