@@ -502,7 +502,7 @@ _TEMPLATES: dict[str, str] = {
         {n} = torch.addmv({m}[:, 0], {m}, {m}[0])
         {n} = torch.addr({m}, {m}[:, 0], {m}[0])
         {n} = torch.tensordot({t2}, {t2}, dims=1)
-        {n} = torch.kron({m}[:2, :2], {m}[:1])
+        {n} = torch.kron({m}[:2, :2] * 1, {m}[:1] * 1)
         {n} = torch.linalg.solve({m} @ {m}.t() + torch.eye({m}.shape[0]), {m})
         {n} = torch.linalg.cholesky({m} @ {m}.t() + torch.eye({m}.shape[0]))
         {n} = torch.linalg.inv({m} @ {m}.t() + torch.eye({m}.shape[0]))

@@ -418,3 +418,18 @@ def test_a_mark_after_a_change_of_shape() -> None:
         return run(f, x)
 
     same(program, randn(2, 3), remat.checkpoint)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_write_that_plain_autograd_overlooks_does_not_reach_what_came_before_it(face) -> None:
+    # torch.kron saves its inputs as tensors over the same memory that count writes by themselves,
+    # so that the plain gradient is that of the negated product. (That is why programs of the fuzz
+    # give it copies.) Here it is computed from what was there.
+    def f(x):
+        product = x @ x.t()
+        both = torch.kron(product, product[:1])
+        product.neg_()
+        return both
+
+    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: FACES[face](f, x), x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class Kind:
         "hidden_writes",
         "light",
         "needs_grad_mode",
+        "of_tensors",
         "opaque",
         "random",
         "reseats",
@@ -69,6 +71,11 @@ class Kind:
             or self.dynamic
             or self.conjugates
         )
+        # The same, but called in a quicker way: if all arguments are tensors, and of no subclass.
+        self.of_tensors = self
+        if func in _BOUND:
+            self.of_tensors = copy.copy(self)
+            self.of_tensors.call = getattr(torch._C._VariableFunctions, func._schema.name[6:])
 
     def _read_schema(self, func: torch._ops.OpOverload[Any, Any]) -> None:
         schema, packet = func._schema, func._overloadpacket
@@ -137,6 +144,36 @@ _BLANK = {
     aten.empty_permuted,
     aten.new_empty,
     aten.new_empty_strided,
+}
+# Ops whose function in `torch`, called with nothing but tensors, comes to this overload whatever
+# those are; arguments are read there in a third of the time.
+_BOUND = {
+    aten.abs.default,
+    aten.add.Tensor,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.cos.default,
+    aten.div.Tensor,
+    aten.dot.default,
+    aten.erf.default,
+    aten.exp.default,
+    aten.log.default,
+    aten.maximum.default,
+    aten.minimum.default,
+    aten.mm.default,
+    aten.mul.Tensor,
+    aten.mv.default,
+    aten.neg.default,
+    aten.reciprocal.default,
+    aten.relu.default,
+    aten.rsqrt.default,
+    aten.sigmoid.default,
+    aten.sin.default,
+    aten.sqrt.default,
+    aten.sub.Tensor,
+    aten.sum.default,
+    aten.tanh.default,
+    aten.where.self,
 }
 # In-place ops that write every element and read none.
 _FILLS = {

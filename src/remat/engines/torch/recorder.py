@@ -174,18 +174,20 @@ class Recorder(TorchDispatchMode):
         kind = kinds.get(id(func)) or kind_of(func)
         if kind.special or kwargs or types or self.region.watch is not None:
             return self._run(kind, args, kwargs or {}, keep=kind.opaque or bool(types))
+        quick = kind if _function_modes() else kind.of_tensors
         encoded = list(args)
         for number, arg in enumerate(args):
-            if isinstance(arg, Tensor):
+            if type(arg) in _NO_SUBCLASSES:
                 encoded[number] = piece = self.piece(arg)
                 if type(piece) is State:
                     piece.read = True
                 else:
                     piece.state.read = True
-            elif type(arg) in _LISTS:
+            else:
+                quick = kind
                 encoded[number] = self._encode(arg)
-        out = kind.call(*args)
-        op = _new_op(Op, (self._ops, kind, encoded, None, None, None))
+        out = quick.call(*args)
+        op = _new_op(Op, (self._ops, quick, encoded, None, None, None))
         self._ops += 1
         if type(out) is Tensor:
             self._made(out, op, 0)
@@ -516,6 +518,9 @@ class Recorder(TorchDispatchMode):
                 state.blank = False  # from here on it can be computed
             else:
                 self.piece(tensor)  # it is read, so it is held
+        for region in self.opened:
+            if region.room is not None:
+                region.before_write(state)
         for sibling in state.family():
             if sibling.held is not None:
                 self._outside.pop(id(sibling.held), None)
@@ -641,7 +646,9 @@ _not_to_be_compiled(Recorder.close)
 # What torch.autograd.graph.saved_tensors_hooks does.
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 _pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
+_function_modes = torch._C._len_torch_function_stack
 _threads = threading.local()
+_NO_SUBCLASSES = {Tensor, torch.nn.Parameter}
 _LISTS = (list, tuple)
 _MANY = 2000  # states, before it is worth a look which of them are dead
 _MUCH = 4 << 20  # bytes, likewise

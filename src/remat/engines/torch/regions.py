@@ -15,13 +15,12 @@ again, it leaves for each inner one the values from which that will start when i
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -81,19 +80,21 @@ class Region:
         self._lock = threading.Lock()
         self._dtype = _dtype_now()
         if room is not None:
-            self._held: set[State] = set()
+            self._held = WeakKeyDictionary[State, list[ref[Handle]]]()
             self._dropped: set[State] = set()
 
     # In the forward pass.
 
     def hold_if_there_is_room(self, handle: Handle, tensor: Tensor) -> None:
         assert self.room is not None
-        if handle.state in self._dropped:
+        state = handle.state
+        if state in self._dropped:
             return
-        if self.room < math.inf and handle.state not in self._held:
-            self._held.add(handle.state)
+        if state not in self._held:
+            self._held[state] = []
             self.room -= tensor.untyped_storage().nbytes()
         if self.room >= 0:
+            self._held[state].append(ref(handle))
             handle.tensor, handle.kept = alias(tensor), tensor._version
         else:
             self.room = None
@@ -107,6 +108,16 @@ class Region:
             self._dropped.add(state)
         for handle in self.handles():
             if handle.state is state:
+                self._drop(handle)
+
+    def before_write(self, state: State) -> None:
+        """Hold a state no longer that is about to be overwritten.
+
+        Autograd would see by its version that a tensor was written to, but not for all: some are
+        made over the memory of others and count by themselves.
+        """
+        for reference in self._held.pop(state, ()):
+            if (handle := reference()) is not None:
                 self._drop(handle)
 
     def drop_all(self) -> None:
@@ -269,9 +280,10 @@ class Region:
             assert self.parent is not None, "a state is neither held nor can it be computed"
             found = self.parent.provide(self, needed.outer)
             given = {**given, **dict(zip(needed.outer, found, strict=True))}
-        if _dtype_now() is self._dtype:
+        if _dtype_now() is self._dtype and not _function_modes():
             return replay(wanted, needed, given, self.watch)
-        with _default_dtype(self._dtype):  # some ops ask for it
+        # Some ops ask for the default, and modes of the program have seen ours when they first ran.
+        with _default_dtype(self._dtype), torch._C.DisableTorchFunction():
             return replay(wanted, needed, given, self.watch)
 
     def provide(self, inner: Region, states: list[State]) -> list[Tensor]:
@@ -357,6 +369,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 _current_pass = torch._C._current_graph_task_id
 _dtype_now = torch.get_default_dtype
+_function_modes = torch._C._len_torch_function_stack
 
 
 def unpack(packed: Handle | State) -> Tensor:
