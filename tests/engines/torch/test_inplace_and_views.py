@@ -236,6 +236,51 @@ def the_shape_of_a_copied_buffer_changed_in_place(run, x):
     return run(f, x)
 
 
+@programs.starting_from(lambda: randn(3, 3)() + randn(3, 3)())
+def a_parameter_transposed_in_place(run, x, w):
+    def f(x):
+        h = (x + w).exp()
+        with torch.no_grad():
+            w.t_()
+        return (h.sin() * w.sin().exp()).exp()
+
+    return run(f, x)
+
+
+@programs.starting_from(lambda: randn(3, 4)() + randn(3, 4)())
+def a_parameter_given_another_dimension_in_place(run, x, w):
+    def f(x):
+        h = (x + w).exp()
+        with torch.no_grad():
+            w.unsqueeze_(0)
+        return (h.sin() * w.sin().exp()).exp()
+
+    return run(f, x)
+
+
+@programs.starting_from(lambda: (torch.randn(3, 3).requires_grad_(), torch.randn(3, 3)))
+def a_tensor_transposed_in_place_whose_twin_was_met_before(run, x, k):
+    def f(x):
+        twin = k.detach().abs()
+        h = (x + k).exp()
+        k.t_()
+        return (h.sin() * (k.sin() + x).exp()).exp() * twin
+
+    return run(f, x)
+
+
+@programs.starting_from(randn(3, 4))
+def a_result_given_another_dimension_in_place_whose_twin_was_met_before(run, x):
+    y = torch.sin(x + 1)
+
+    def f(y):
+        half = y * 0.5 if y.detach().abs().max() > 0 else y
+        y.unsqueeze_(1)
+        return F.logsigmoid(y), half
+
+    return run(f, y)
+
+
 @programs.starting_from(randn(4, 6))
 def other_types_of_the_same_bytes(run, x):
     def f(x):
@@ -433,3 +478,23 @@ def test_a_write_that_plain_autograd_overlooks_does_not_reach_what_came_before_i
 
     x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: FACES[face](f, x), x)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_parameter_transposed_after_its_use_is_right_or_an_error(face) -> None:
+    x, w = (torch.randn(3, 3, requires_grad=True) for _ in "xw")
+    expected = torch.autograd.grad((x @ w).exp().sum(), [x, w])
+
+    def f(x):
+        h = (x @ w).exp()
+        with torch.no_grad():
+            w.t_()
+        return h
+
+    try:
+        FACES[face](f, x).sum().backward()
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)  # noqa: PT017
+    else:
+        assert torch.equal(x.grad, expected[0])
+        assert torch.equal(w.grad, expected[1])

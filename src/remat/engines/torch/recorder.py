@@ -240,6 +240,9 @@ class Recorder(TorchDispatchMode):
                 storage = args[0].untyped_storage()
                 for sibling in state.family():
                     held = sibling.held
+                    if held is args[0]:  # a leaf, which is held by itself: its shape is needed, too
+                        self._outside.pop(id(held), None)
+                        held = sibling.held = alias(held)
                     if (
                         held is not None
                         and (not is_ordinary(held) or held.untyped_storage() is storage)
@@ -247,7 +250,7 @@ class Recorder(TorchDispatchMode):
                     ):
                         sibling.held_version += 1
                     sibling.version += 1
-                state.tensor = _nothing
+                    sibling.tensor = _nothing
         return kind.call(*args, **kwargs)
 
     def _encode(self, value: Any) -> Any:
