@@ -1182,6 +1182,8 @@ def into_buffer(draft: Draft) -> str:
             "{n} = torch.sin({b} + {x})\n{b}.mul_(0.5)",
             "{n} = torch.sin({b} + {x})\n{b}.data.mul_(0.5)\n{n1} = torch.sin({b} - {x})",
             "{n} = {b}.detach()\n{n1} = torch.sin({n} + {x})\n{b}.mul_(0.5)\n{n2} = {n} * {x}",
+            "{n} = torch.sin({b} + {x})\n{b}.unsqueeze_(0)\n{n1} = torch.sin({b} - {x})\n"
+            "{b}.squeeze_(0)",
         )
     )
     return draft.fill(template, b=buffer, x=x)
@@ -1196,6 +1198,22 @@ def parameter_step(draft: Draft) -> str:
     return draft.fill(
         "{n} = torch.sin({x} + {p})\nwith torch.no_grad():\n    {p}.mul_(0.9)\n"
         "{n1} = torch.sin({x} + {p})",
+        x=x,
+        p=parameter,
+    )
+
+
+@op("in place")
+def parameter_turned(draft: Draft) -> str:
+    """Change the shape of a parameter between two uses."""
+    x, value = _input(draft, 2)
+    size = value.shape[-1]
+    assert size <= 64
+    parameter = draft.param(size, size, dtype=value.dtype)
+    assert draft.may_step(parameter)
+    return draft.fill(
+        "{n} = torch.sin({x}.t() @ {x} + {p})\nwith torch.no_grad():\n    {p}.t_()\n"
+        "{n1} = torch.sin({n} * torch.exp({p}.sin()))",
         x=x,
         p=parameter,
     )
