@@ -1,7 +1,8 @@
 """How things are measured here, and how results are kept.
 
 Time: all sides interleaved in one process, the best of many rounds (and of several processes, if it
-matters where tensors lie in memory); only ratios are worth telling.
+matters where tensors lie in memory; and of each stretch of a pass, if a pass takes seconds); only
+ratios are worth telling.
 Memory: from outside, as the operating system's high-water mark of a fresh process.
 
     # benchmarks/some_loop.py
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -46,6 +47,7 @@ __all__ = [
     "best_of_processes",
     "in_fresh_process",
     "interleaved",
+    "interleaved_stretches",
     "lowest_of_processes",
     "measured",
     "show",
@@ -79,24 +81,55 @@ def interleaved(
     machine hits them all. `before` runs ahead of every call, untimed: to clear caches, say.
     """
     best = dict.fromkeys(sides, float("inf"))
-    order = deque(sides)
-    for _ in range(rounds):
-        for name in order:
-            before()
-            gc.collect()
-            best[name] = min(best[name], _seconds(sides[name]))
-        order.rotate(-1)
+    for name in _in_turn(sides, rounds):
+        before()
+        gc.collect()
+        best[name] = min(best[name], _seconds(sides[name]))
     return best
 
 
-def best_of_processes(function_path: str, processes: int, **kwargs: object) -> dict[str, float]:
-    """Return the best seconds of each side over fresh processes.
+def interleaved_stretches(
+    sides: dict[str, Callable[[], list[float]]], rounds: int
+) -> dict[str, list[float]]:
+    """Return the best seconds of each stretch of each side, and last those of its best run.
 
-    The function runs all sides `interleaved` and returns the seconds. Where tensors lie in memory
-    is decided once for a process, and makes a difference of up to a tenth, to either side.
+    A side returns the times (of `time.perf_counter`) at which one stretch ended and the next began.
+    Next to neighbours a long run is never undisturbed, but each of its stretches is, now and then:
+    the sum of their best is what the whole takes.
+    """
+    found: dict[str, list[list[float]]] = {name: [] for name in sides}
+    for name in _in_turn(sides, rounds):
+        gc.collect()
+        start = time.perf_counter()
+        ends = [*sides[name](), time.perf_counter()]
+        starts = [start, *ends[:-1]]
+        stretches = [end - begin for begin, end in zip(starts, ends, strict=True)]
+        found[name].append([*stretches, ends[-1] - start])
+    return {name: [min(times) for times in zip(*runs, strict=True)] for name, runs in found.items()}
+
+
+def _in_turn(sides: Iterable[str], rounds: int) -> Iterator[str]:
+    """Yield every side once a round, each time another one first."""
+    order = deque(sides)
+    for _ in range(rounds):
+        yield from tuple(order)
+        order.rotate(-1)
+
+
+def best_of_processes(function_path: str, processes: int, **kwargs: object) -> dict[str, Any]:
+    """Return the best seconds of each side, or of each of its stretches, over fresh processes.
+
+    The function runs all sides interleaved and returns the seconds. Where tensors lie in memory is
+    decided once for a process, and makes a difference of up to a tenth, to either side.
     """
     found = [in_fresh_process(function_path, **kwargs) for _ in range(processes)]
-    return {side: min(seconds[side] for seconds in found) for side in found[0]}
+    return {side: _best([seconds[side] for seconds in found]) for side in found[0]}
+
+
+def _best(found: list[Any]) -> Any:
+    if isinstance(found[0], list):
+        return [min(times) for times in zip(*found, strict=True)]
+    return min(found)
 
 
 def _seconds(run: Callable[[], object]) -> float:

@@ -1,14 +1,18 @@
 """Checkpointed regions on PyTorch against plain autograd and `torch.utils.checkpoint`.
 
-All sides run the same modules with the same threads (one), from the same weights. Memory is that
-of a fresh process in which the allocator gives every tensor back to the system when it is freed
-(MALLOC_MMAP_THRESHOLD_): without that, what glibc keeps for itself hides what is in use, on all
-sides.
+All sides run the same modules with the same threads (one), on the same weights. A pass of a network
+takes seconds, longer than this machine is left alone: it is timed block by block, forward and
+backward, and what is compared is the sum of the best times (that of whole passes is told beside
+it). Memory is that of a fresh process in which the allocator gives every tensor back to the system
+when it is freed (MALLOC_MMAP_THRESHOLD_): without that, what glibc keeps for itself hides what is
+in use, on all sides.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +27,7 @@ from .measure import (
     best_of_processes,
     in_fresh_process,
     interleaved,
+    interleaved_stretches,
     lowest_of_processes,
     measured,
 )
@@ -103,7 +108,9 @@ def _call(side: str) -> Callable[..., Tensor]:
 
 
 def _network(network: str) -> list[Result]:
-    seconds = best_of_processes(f"{_HERE}:passes", 8, network=network, rounds=3)
+    best = best_of_processes(f"{_HERE}:passes", 8, network=network, rounds=3)
+    seconds = {side: sum(stretches) for side, (*stretches, _) in best.items()}
+    whole = {side: seconds for side, (*_, seconds) in best.items()}
     reports = {
         side: lowest_of_processes(f"{_HERE}:one_pass", 5, _GIVE_BACK, network=network, side=side)
         for side in _SIDES
@@ -123,6 +130,7 @@ def _network(network: str) -> list[Result]:
             seconds["ours"] / seconds["theirs"],
             1.0,
             **{f"{side}_s": value for side, value in seconds.items()},
+            best_whole_passes=whole["ours"] / whole["theirs"],
         ),
         Result.at_most(
             f"{network}: time against plain",
@@ -130,6 +138,7 @@ def _network(network: str) -> list[Result]:
             seconds["ours"] / seconds["plain"],
             1.4,
             theirs=seconds["theirs"] / seconds["plain"],
+            best_whole_passes=whole["ours"] / whole["plain"],
         ),
         Result.at_most(
             f"{network}: peak",
@@ -157,10 +166,12 @@ def _network(network: str) -> list[Result]:
     ]
 
 
-def passes(network: str, rounds: int) -> dict[str, float]:
-    """Return the seconds of a pass on each side."""
+def passes(network: str, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of the stretches of a pass on each side, on one and the same model."""
     torch.set_num_threads(1)
-    return interleaved({side: prepared(network, side) for side in _SIDES}, rounds)
+    step = prepared(network, "plain")
+    sides = {side: partial(step.timed, _call(side)) for side in _SIDES}
+    return interleaved_stretches(sides, rounds)
 
 
 def one_pass(network: str, side: str) -> Report:
@@ -186,24 +197,34 @@ def profiled_pass(network: str) -> Report:
 
 
 class _Step:
-    def __init__(self, model: nn.Module, x: Tensor) -> None:
+    """A pass forward and back, without the optimiser."""
+
+    def __init__(self, model: nn.Module, stack: _Stack, x: Tensor) -> None:
         self.model = model
+        self.stack = stack
         self.x = x
 
     def __call__(self) -> None:
         self.model.zero_grad(set_to_none=True)
         self.model(self.x).square().mean().backward()
 
+    def timed(self, call: Callable[..., Tensor]) -> list[float]:
+        """Return the times at which the blocks were done, on the way forward and on that back."""
+        self.stack.call = call
+        self.stack.times = times = []
+        self()
+        self.stack.times = None
+        return times
+
 
 def prepared(network: str, side: str, *, tiny: bool = False) -> _Step:
     torch.manual_seed(0)
     if network == "gpt":
-        model = _Stack([_Attention(256, 8) for _ in range(16)], side)
-        return _Step(model, torch.randn(1, 8, 256) if tiny else torch.randn(8, 512, 256))
-    model = nn.Sequential(
-        nn.Conv2d(3, 64, 3, padding=1), _Stack([_Residual(64) for _ in range(15)], side)
-    )
-    return _Step(model, torch.randn(1, 3, 8, 8) if tiny else torch.randn(16, 3, 64, 64))
+        stack = _Stack([_Attention(256, 8) for _ in range(16)], side)
+        return _Step(stack, stack, torch.randn(1, 8, 256) if tiny else torch.randn(8, 512, 256))
+    stack = _Stack([_Residual(64) for _ in range(15)], side)
+    model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), stack)
+    return _Step(model, stack, torch.randn(1, 3, 8, 8) if tiny else torch.randn(16, 3, 64, 64))
 
 
 class _Stack(nn.Module):
@@ -211,10 +232,16 @@ class _Stack(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         self.call = _call(side)
+        self.times: list[float] | None = None  # at which blocks were done, if somebody wants them
 
     def forward(self, x: Tensor) -> Tensor:
+        times = self.times
         for block in self.blocks:
+            if times is not None and x.requires_grad:
+                x.register_hook(lambda _: times.append(time.perf_counter()))
             x = self.call(block, x)
+            if times is not None:
+                times.append(time.perf_counter())
         return x
 
 
