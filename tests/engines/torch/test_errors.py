@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -100,6 +101,15 @@ def test_parameters_that_get_other_memory() -> None:
         assert torch.equal(p.grad, torch.ones(3).cos())
 
 
+@pytest.mark.parametrize("face", FACES)
+def test_a_tracer_is_told_to_do_without(face) -> None:
+    def gradient(x):
+        return torch.autograd.grad(FACES[face](lambda x: x.sin().exp(), x).sum(), x)[0]
+
+    with pytest.raises(remat.UnsupportedError, match=r"make_fx.*torch\.compile"):
+        make_fx(gradient)(torch.ones(2, requires_grad=True))
+
+
 # -- replays that give something else --------------------------------------------------------------
 
 
@@ -136,6 +146,51 @@ def test_another_shape_names_op_module_and_line(face) -> None:
         assert part in message
 
 
+class Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x):
+        return torch.tanh(x @ self.inner.weight).exp()
+
+
+@pytest.mark.parametrize("face", FORGETTING)
+def test_another_shape_of_a_usual_op_names_it_its_module_and_line(face) -> None:
+    model = nn.Sequential(nn.Tanh(), Product())
+    y = FACES[face](model, torch.randn(2, 4))
+    weight = model[1].inner.weight
+    weight.data = weight.data[:, :2]
+    with pytest.raises(remat.RecomputeMismatchError) as caught:
+        y.sum().backward()
+    message = str(caught.value)
+    for part in ("aten.mm", "[2, 4]", "[2, 2]", "1 (Product)", __file__, "torch.tanh(x @ self"):
+        assert part in message
+
+
+@pytest.mark.parametrize("face", FORGETTING)
+def test_an_op_that_fails_when_it_is_run_again_is_named_with_module_and_line(face) -> None:
+    model = nn.Sequential(nn.Tanh(), Product())
+    y = FACES[face](model, torch.randn(2, 4))
+    weight = model[1].inner.weight
+    weight.data = weight.data[:2]
+    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
+        y.sum().backward()
+    (note,) = caught.value.__notes__
+    for part in ("aten.mm", "backward pass", "1 (Product)", __file__, "torch.tanh(x @ self"):
+        assert part in note
+
+
+def test_a_usual_op_of_the_library_is_named_by_the_line_of_the_user() -> None:
+    table = nn.Embedding(5, 4)
+    y = remat.checkpoint(lambda n: torch.sin(table(n)).exp(), torch.tensor([1, 2]))
+    table.weight.data = table.weight.data[:, :2]
+    with pytest.raises(remat.RecomputeMismatchError) as caught:
+        y.sum().backward()
+    for part in ("aten.embedding", "Embedding", __file__, "torch.sin(table(n))"):
+        assert part in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "ask", [lambda n: n / 3, lambda n: n * 0.1, lambda n: torch.full((3,), 0.1), torch.sin]
 )
@@ -153,8 +208,11 @@ def test_a_default_dtype_that_changes_in_the_middle(face, ask) -> None:
 
     x = torch.randn(3, requires_grad=True)
     y = FACES[face](f, x)
-    with pytest.raises(remat.RecomputeMismatchError, match=r"float64.*float32.*set_default_dtype"):
+    with pytest.raises(
+        remat.RecomputeMismatchError, match=r"float64.*float32.*set_default_dtype"
+    ) as caught:
         y.sum().backward()
+    assert __file__ in str(caught.value)
 
 
 # -- errors inside of a region ---------------------------------------------------------------------

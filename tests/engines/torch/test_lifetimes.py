@@ -453,3 +453,17 @@ def test_what_a_backward_pass_will_need_is_not_forgotten() -> None:
         total = loss(batches)
     (found,) = torch.autograd.grad(total, weight)
     assert torch.equal(found, expected)
+
+
+def test_what_a_holding_scope_was_told_not_to_hold_is_not_kept_with_all_it_came_from() -> None:
+    big, x = torch.randn(1000), torch.randn(1000, requires_grad=True)
+    with remat.CheckpointScope("scope", use_recomputation=False):
+        a = (big * x).exp()
+        remat.checkpoint(a)
+        a = a * a
+        b = x.exp()
+    alive = weakref.ref(big.untyped_storage())
+    del big, a
+    assert alive() is None
+    b.sum().backward()
+    assert torch.equal(x.grad, b)

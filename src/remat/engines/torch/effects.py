@@ -174,10 +174,7 @@ class StepWatch(TorchDispatchMode):
             generator = generator_of(args, kwargs)
             if generator not in self.generators:
                 self.generators[generator] = generator.get_state()
-        numbers = kind.writes
-        if kind.hidden_writes is not None and args[kind.hidden_writes[1]]:
-            numbers = (*numbers, *kind.hidden_writes[0])
-        for key in numbers:
+        for key in (*kind.writes, *kind.writes_in_secret(args)):
             value = kwargs.get(key) if isinstance(key, str) else args[key : key + 1]
             for tensor in flat(value):
                 if isinstance(tensor, Tensor):

@@ -36,6 +36,7 @@ class Kind:
         "reshapes",
         "saved_early",
         "special",
+        "uncounted",
         "view",
         "writes",
     )
@@ -49,13 +50,14 @@ class Kind:
         self.reshapes = False  # changes the shape of its argument in place, but no bytes
         self.random = self.blank = self.fills = False
         self.dropout: int | None = None
-        self.hidden_writes: tuple[tuple[int, ...], int] | None = None
+        self.hidden_writes: tuple[tuple[int, ...], int | None] | None = None
         self.light = False  # passes over its input once; the rest that it makes is small
         self.saved_early = False  # autograd saves an argument before the op writes to it
         self.dynamic = False  # the shape of what it makes depends on values
         self.needs_grad_mode = False  # makes less for a backward pass if gradients are off
         self.conjugates = False  # works with conjugate views inside
         self.counts = False  # counts its writes by itself: those to lists of tensors
+        self.uncounted = False  # autograd does not count its writes, though its schema names them
         self.opaque = True  # not to be trusted to repeat itself
         self.reseats = False  # puts a tensor over other memory, and writes no bytes
         if isinstance(func, torch._ops.OpOverload):
@@ -89,6 +91,13 @@ class Kind:
             for argument in schema.arguments
             if argument.alias_info is not None and argument.alias_info.is_write
         )
+        self.saved_early = packet in _SAVED_EARLY
+        self.uncounted = (
+            bool(self.writes)
+            and not packet.__name__.endswith("_")
+            and not any(argument.is_out for argument in schema.arguments)
+            and not self.saved_early
+        )
         if func.namespace == "c10d":  # collectives write to their arguments and do not say so
             self.writes = tuple(
                 argument.name if argument.kwarg_only else number
@@ -110,10 +119,16 @@ class Kind:
         self.reshapes = torch.Tag.inplace_view in func.tags and not self.opaque
         self.hidden_writes = _HIDDEN_WRITES.get(packet)
         self.light = packet in _LIGHT
-        self.saved_early = packet in _SAVED_EARLY
         self.conjugates = "linalg" in func.name()
         self.dynamic = torch.Tag.dynamic_output_shape in func.tags
         self.needs_grad_mode = "rnn" in func.name() or "lstm" in func.name()
+
+    def writes_in_secret(self, args: tuple[Any, ...]) -> tuple[int, ...]:
+        """Return the arguments that this call writes to although the schema does not say so."""
+        if self.hidden_writes is None:
+            return ()
+        numbers, condition = self.hidden_writes
+        return numbers if condition is None or args[condition] else ()
 
     def draws(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether this call draws random numbers: attention without dropout does not."""
@@ -202,7 +217,8 @@ _SAVED_EARLY = {aten.rrelu_with_noise, aten.rrelu_with_noise_}
 # Ops that write to arguments although their schema does not say so: which ones, and the argument
 # that says whether. In training, batch normalisation does not read the statistics that it updates,
 # so a replay leaves them out.
-_HIDDEN_WRITES: dict[Any, tuple[tuple[int, ...], int]] = {
+_HIDDEN_WRITES: dict[Any, tuple[tuple[int, ...], int | None]] = {
+    aten.batch_norm_update_stats: ((1, 2), None),  # always
     aten.native_batch_norm: ((3, 4), 5),
     aten.cudnn_batch_norm: ((3, 4), 5),
     aten.miopen_batch_norm: ((3, 4), 5),

@@ -5,38 +5,35 @@ from __future__ import annotations
 import gc
 import linecache
 import os
-import sys
 from types import CodeType
 from typing import Any
 from weakref import ref
 
 import torch
 
-__all__ = ["Place", "describe", "here"]
+__all__ = ["CALL", "Place", "describe", "here", "users"]
 
 # The code that runs, the instruction in it, and the innermost module, if any.
 Place = tuple[CodeType, int, "ref[torch.nn.Module] | None"]
 
-_CALL = torch.nn.Module._call_impl.__code__
+CALL = torch.nn.Module._call_impl.__code__
 _LIBRARIES = tuple(
     os.path.dirname(path) + os.sep
     for path in (torch.__file__, os.path.dirname(os.path.dirname(__file__)))
 )
 _FAR = 9  # frames to look at, so that a deep stack costs no more than a flat one
-_users: set[CodeType] = set()  # code that is known to be none of a library
-_getframe = sys._getframe
+users: dict[int, CodeType] = {}  # code that is known to be none of a library, by its id
 
 
-def here() -> Place:
-    """Return the place of the user's code that called the op; to be called by the recorder."""
-    frame: Any = _getframe(2)
+def here(frame: Any) -> Place:
+    """Return the place of the user's code that called an op, from the frame that it came from."""
     module = None
     code = frame.f_code
-    if code not in _users:
+    if id(code) not in users:
         frame, module = _nearest(frame)
         code = frame.f_code
     back = frame.f_back
-    if module is None and back is not None and back.f_code is _CALL:
+    if module is None and back is not None and back.f_code is CALL:
         module = ref(back.f_locals["self"])
     return code, frame.f_lasti, module
 
@@ -46,10 +43,10 @@ def _nearest(frame: Any) -> tuple[Any, ref[torch.nn.Module] | None]:
     module = None
     for _ in range(_FAR):
         code = frame.f_code
-        if code in _users or not code.co_filename.startswith(_LIBRARIES):
-            _users.add(code)
+        if id(code) in users or not code.co_filename.startswith(_LIBRARIES):
+            users[id(code)] = code  # not by its hash, which takes a look at all of it
             break
-        if code is _CALL and module is None:
+        if code is CALL and module is None:
             module = ref(frame.f_locals["self"])
         if frame.f_back is None:
             break
@@ -57,13 +54,11 @@ def _nearest(frame: Any) -> tuple[Any, ref[torch.nn.Module] | None]:
     return frame, module
 
 
-def describe(place: Place | None, *, with_module: bool = True) -> str:
+def describe(place: Place, *, with_module: bool = True) -> str:
     """Return a place in words: function, module, file, line and its text.
 
     To find a module's path takes a look at every object of the process: that is for errors.
     """
-    if place is None:
-        return "a place that was not noted"
     code, instruction, reference = place
     line = _line_of(code, instruction)
     text = linecache.getline(code.co_filename, line).strip()

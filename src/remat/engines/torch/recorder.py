@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from ...errors import UnsupportedError
 from .kinds import Kind, is_ordinary, kind_of, kinds, plain_types
 from .leavings import Leavings
-from .places import here
+from .places import CALL, Place, here, users
 from .randomness import generator_of
 from .records import (
     Op,
@@ -34,6 +34,7 @@ from .records import (
     State,
     View,
     alias,
+    count_together,
     counting_writes,
     fresh_copy,
     minding_conjugates,
@@ -158,15 +159,14 @@ class Recorder(TorchDispatchMode):
         piece = self.piece(tensor)
         state = piece if type(piece) is State else piece.state
         if state.held is None:
-            made = state.tensor()
-            if made is None:
+            made: Any = state.tensor()
+            if made is None or made is _somebody:
                 self._meet(tensor)  # its shape is forgotten: from here on it is one from outside
             else:
                 state.hold(alias(made))
                 self.region.marks = (*self.region.marks, state)
 
     # What ops do. This runs for every op: it is long so that it need not call for the usual ones.
-    # Those give the same shape whenever they run again, so nobody will ask where they were called.
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -187,7 +187,13 @@ class Recorder(TorchDispatchMode):
                 quick = kind
                 encoded[number] = self._encode(arg)
         out = quick.call(*args)
-        op = _new_op(Op, (self._ops, quick, encoded, None, None, None))
+        frame = _getframe(1)
+        code, back = frame.f_code, frame.f_back
+        if id(code) in users and (back is None or back.f_code is not CALL):
+            place: Place = code, frame.f_lasti, None  # what `here` says, at once
+        else:
+            place = here(frame)
+        op = _new_op(Op, (self._ops, quick, encoded, None, None, place))
         self._ops += 1
         if type(out) is Tensor:
             self._made(out, op, 0)
@@ -197,7 +203,7 @@ class Recorder(TorchDispatchMode):
 
     def _run(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], *, keep: bool) -> Any:
         """Run an op, and note all that can be noted of one; keep what it makes, if need be."""
-        if kind.view or kind.reshapes:
+        if kind.view or (kind.reshapes and is_ordinary(args[0])):
             return self._run_view(kind, args, kwargs)
         written = self._before_writes(kind, args, kwargs)
         noted = args if kind.hidden_writes is None else self._without_hidden(kind, args)
@@ -208,16 +214,16 @@ class Recorder(TorchDispatchMode):
             generator = generator_of(args, kwargs)
             random = generator, generator.get_state()
         began = time.perf_counter()
-        if kind.counts:
-            with counting_writes():
-                out = kind.call(*args, **kwargs)
-        elif kind.conjugates:
-            with minding_conjugates():
-                out = kind.call(*args, **kwargs)
-        else:
-            out = kind.call(*args, **kwargs)
+        try:
+            out = _call(kind, args, kwargs)
+        except BaseException:
+            # Nobody knows what it has written: whoever reads that meets it anew.
+            for _, tensor, _ in written:
+                if is_ordinary(tensor):
+                    self._forget(tensor.untyped_storage())
+            raise
         seconds = time.perf_counter() - began
-        op = Op(self._ops, kind, encoded, keywords or None, random, here())
+        op = Op(self._ops, kind, encoded, keywords or None, random, here(_getframe(2)))
         self._ops += 1
         made = [(self._after_write(op, *write, keep=keep), write[1]) for write in written]
         made += self._made_several(out, op, keep=keep)
@@ -233,25 +239,29 @@ class Recorder(TorchDispatchMode):
 
     def _run_view(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op that touches no bytes: nothing to note, but that autograd may count it."""
-        if kind.reshapes:
-            state = self._known(args[0])
-            if state is not None:
-                # No byte changes, but autograd will count it, also for what shares its memory.
-                storage = args[0].untyped_storage()
-                for sibling in state.family():
-                    held = sibling.held
-                    if held is args[0]:  # a leaf, which is held by itself: its shape is needed, too
-                        self._outside.pop(id(held), None)
-                        held = sibling.held = alias(held)
-                    if (
-                        held is not None
-                        and (not is_ordinary(held) or held.untyped_storage() is storage)
-                        and version_of(held) == sibling.held_version
-                    ):
-                        sibling.held_version += 1
-                    sibling.version += 1
-                    sibling.tensor = _nothing
-        return kind.call(*args, **kwargs)
+        if not kind.reshapes:
+            return kind.call(*args, **kwargs)
+        tensor: Tensor = args[0]
+        state = self._known(tensor)
+        family = [] if state is None else state.family()
+        for sibling in family:
+            if sibling.held is tensor:  # a leaf, which is held by itself: its shape is needed, too
+                self._outside.pop(id(tensor), None)
+                sibling.held = alias(tensor)
+        out = kind.call(*args, **kwargs)
+        for sibling in family:
+            # No byte changes, but autograd will count it, also for what shares its counter.
+            made, held = sibling.tensor(), sibling.held
+            if not isinstance(made, Tensor) or count_together(tensor, made):
+                sibling.version += 1
+            if (
+                held is not None
+                and version_of(held) == sibling.held_version
+                and count_together(tensor, held)
+            ):
+                sibling.held_version += 1
+            sibling.tensor = _nothing
+        return out
 
     def _encode(self, value: Any) -> Any:
         """Return an argument with pieces in place of tensors."""
@@ -361,7 +371,7 @@ class Recorder(TorchDispatchMode):
         state.outside = True
         # A view is not asked: autograd would renew its history, if its base was written to.
         state.leaf = not tensor._is_view() and tensor.is_leaf
-        if state.leaf and tensor.requires_grad:
+        if state.leaf and tensor.requires_grad and type(tensor) in _NO_SUBCLASSES:
             state.held = tensor
             state.held_version = version
             state.held_storage = storage
@@ -534,7 +544,10 @@ class Recorder(TorchDispatchMode):
                     sibling.held_storage = None
                     self._dead += nbytes_of(sibling.held)
         piece = self.piece(tensor)
-        return piece if type(piece) is State else piece.state
+        state = piece if type(piece) is State else piece.state
+        if kind.uncounted and state.held is not None:
+            state.hold(fresh_copy(state.held))  # nobody will see that it was written to
+        return state
 
     def _before_write_to_parts(self, kind: Kind, tensor: Tensor) -> None:
         """Save what a tensor consists of; whoever reads that again meets it anew."""
@@ -562,7 +575,10 @@ class Recorder(TorchDispatchMode):
             after.argument = key
             after.tensor = before.tensor
         if is_ordinary(tensor):
-            self._note(tensor.untyped_storage(), after)
+            if op.kind.uncounted:
+                self._forget(tensor.untyped_storage())
+            else:
+                self._note(tensor.untyped_storage(), after)
         return after
 
     def _without_hidden(self, kind: Kind, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -570,10 +586,7 @@ class Recorder(TorchDispatchMode):
 
         What was read from them before is copied; whoever reads them again meets them anew.
         """
-        assert kind.hidden_writes is not None
-        numbers, condition = kind.hidden_writes
-        if not args[condition]:
-            return args
+        numbers = kind.writes_in_secret(args)
         for number in numbers:
             if isinstance(args[number], Tensor) and self._known(args[number]) is not None:
                 self._before_write(kind, args[number], alone=False)
@@ -649,6 +662,7 @@ _not_to_be_compiled(Recorder.close)
 # What torch.autograd.graph.saved_tensors_hooks does.
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 _pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
+_getframe = sys._getframe
 _function_modes = torch._C._len_torch_function_stack
 _threads = threading.local()
 _NO_SUBCLASSES = {Tensor, torch.nn.Parameter}
@@ -660,6 +674,16 @@ _TIMES = 1000  # as large as its by-products is what an op is run for
 _NOISE = 1  # the argument of rrelu_with_noise
 _notes = itertools.count(-1, -1)  # numbers that no two recordings share, and no addresses or zero
 _new_op = tuple.__new__  # quicker than Op(), which parses its arguments
+
+
+def _call(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kind.counts:
+        with counting_writes():
+            return kind.call(*args, **kwargs)
+    if kind.conjugates:
+        with minding_conjugates():
+            return kind.call(*args, **kwargs)
+    return kind.call(*args, **kwargs)
 
 
 def _instead(statistics: Any, values: Tensor) -> State | None:

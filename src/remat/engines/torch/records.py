@@ -29,6 +29,7 @@ __all__ = [
     "State",
     "View",
     "alias",
+    "count_together",
     "counting_writes",
     "fresh_copy",
     "minding_conjugates",
@@ -161,7 +162,7 @@ class Op(NamedTuple):
     args: list[Any]
     keywords: dict[str, Any] | None
     random: tuple[torch.Generator, Tensor] | None  # what it drew from, and its state before
-    place: Place | None  # where it was called, if somebody may want to know
+    place: Place  # where it was called
 
     def reads(self) -> list[State]:
         """Return the states that it reads, one for each time."""
@@ -229,7 +230,10 @@ def alias(tensor: Tensor) -> Tensor:
     if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
         # An op is being dispatched, perhaps, below the layer that shares the counter.
         with torch._C._DisableTorchDispatch(), counting_writes():
-            return tensor.detach()
+            if type(tensor) is Tensor or type(tensor) is torch.nn.Parameter:
+                return tensor.detach()
+            with torch._C.DisableTorchFunctionSubclass():  # and without what its class adds
+                return tensor.detach()
     with _disable_current_modes():
         return tensor.detach()
 
@@ -260,6 +264,18 @@ def version_of(tensor: Tensor) -> int:
         return tensor._version
     except RuntimeError:
         return -1
+
+
+def count_together(tensor: Tensor, other: Tensor) -> bool:
+    """Return whether a write to a tensor is counted for another one, too."""
+    if tensor.is_inference():
+        return False
+    before, seen = tensor._version, version_of(other)
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (before + 1,))
+    try:
+        return version_of(other) != seen
+    finally:
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (before,))
 
 
 def fresh_copy(tensor: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import Tensor
@@ -81,7 +81,7 @@ class Region:
         self._dtype = _dtype_now()
         if room is not None:
             self._held = WeakKeyDictionary[State, list[ref[Handle]]]()
-            self._dropped: set[State] = set()
+            self._dropped = WeakSet[State]()
 
     # In the forward pass.
 

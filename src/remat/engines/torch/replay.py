@@ -102,7 +102,16 @@ def replay(
     try:
         with below_us(NOT_OURS):
             for op, makes, reads in ops:
-                _run(op, makes, values, uses, given)
+                try:
+                    _run(op, makes, values, uses, given)
+                except RecomputeMismatchError:
+                    raise
+                except Exception as error:
+                    error.add_note(
+                        f"{op.kind.func} was to be run again for the backward pass. It was called "
+                        f"by {places.describe(op.place)}."
+                    )
+                    raise
                 for state in reads:
                     if uses[state] == 1:
                         values.pop(state, None)

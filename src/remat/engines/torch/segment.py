@@ -27,6 +27,10 @@ __all__ = [
 ]
 
 
+_get_mode = torch._C._get_dispatch_mode
+_TRACING = torch._C._TorchDispatchModeKey.PROXY
+
+
 def run_segment(
     function: Callable[..., Any],
     args: tuple[Any, ...],
@@ -60,6 +64,11 @@ def open_region(
             "checkpointing does not work under the transforms of torch.func (grad, vjp, vmap, "
             "jvp), which allow no hooks on saved tensors; use torch.autograd.grad or .backward(), "
             "or call the function without checkpointing"
+        )
+    if _get_mode(_TRACING) is not None:
+        raise UnsupportedError(
+            "checkpointing does not work while make_fx traces: what is computed again would go "
+            "into the graph as constants. Trace the function without it, or use torch.compile"
         )
     watching = watchers()
     # Its text, not the function: what that closes over may lead back to the region.

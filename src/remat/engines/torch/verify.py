@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -159,7 +160,7 @@ class _Log(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         prints = [_fingerprint(t) for t in flat(out) if isinstance(t, Tensor)]
         if "empty" not in str(func):
-            self.seen.append((str(func), here(), prints))
+            self.seen.append((str(func), here(sys._getframe(1)), prints))
         return out
 
 
