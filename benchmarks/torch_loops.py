@@ -198,11 +198,11 @@ def _predicted(loop: _Loop, side: str = "ours") -> int:
 
 
 def passes(name: str, rounds: int) -> dict[str, float]:
-    """Return the seconds of a pass on each side, and of the way ahead in a plain one."""
+    """Return the seconds of a pass on each side, and of the way ahead without a graph."""
     torch.set_num_threads(1)
     loop = _Loop(name)
     sides = {side: loop.side(side) for side in loop.sides}
-    return interleaved({**sides, "ahead": lambda: loop._plain(_STEPS)}, rounds)
+    return interleaved({**sides, "ahead": torch.no_grad()(lambda: loop._plain(_STEPS))}, rounds)
 
 
 def one_pass(name: str, side: str) -> Report:
