@@ -161,7 +161,7 @@ _BLANK = {
     aten.new_empty_strided,
 }
 # Ops whose function in `torch`, called with nothing but tensors, comes to this overload whatever
-# those are; arguments are read there in a third of the time.
+# those are. It reads its arguments more quickly than the overload, which goes by its schema.
 _BOUND = {
     aten.abs.default,
     aten.add.Tensor,
