@@ -234,6 +234,8 @@ def _counting(calls: dict[str, int], name: str) -> Callable[[Tensor], None]:
 class _Passing(TorchDispatchMode):
     """Does nothing."""
 
+    remat_looks_on = True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
@@ -296,6 +298,8 @@ def _bytes(tensor: Tensor) -> bytes:
 
 class _Audit(TorchDispatchMode):
     """Follows which storages regions use, and whether they are written to later, elsewhere."""
+
+    remat_looks_on = True
 
     def __init__(self) -> None:
         super().__init__()

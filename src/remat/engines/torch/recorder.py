@@ -21,7 +21,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import UnsupportedError
 from .kinds import Kind, is_ordinary, kind_of, kinds, plain_types
@@ -95,7 +95,7 @@ class Recorder(TorchDispatchMode):
                 ) from error
             # What a mode's __enter__ does beyond this is to set flags, for all threads, by which
             # a compiler sees that a mode is on; it need not care about ours.
-            torch._C._push_on_torch_dispatch_stack(self)
+            _push_mode(self)
         self.opened.append(region)
         self.region = region
 
@@ -117,7 +117,7 @@ class Recorder(TorchDispatchMode):
         if self.opened:
             self.region = self.opened[-1]
         else:
-            torch._C._pop_torch_dispatch_stack(None)
+            _pop_mode(None)
             _pop_hooks()
             del self.region
         if region.watch is not None:
@@ -623,12 +623,30 @@ def without_recorder() -> Iterator[None]:
     if not covered:
         _pop_hooks()
     try:
-        with _disable_current_modes() if outer.opened else nullcontext():
+        with _off(outer) if outer.opened else nullcontext():
             yield
     finally:
         if not covered:
             _push_hooks(outer._hook, unpack)
         _threads.recorder = outer
+
+
+@contextmanager
+def _off(recorder: Recorder) -> Iterator[None]:
+    """Take a recorder off the stack of modes; those that the program has entered since stay on."""
+    above = []
+    while (mode := _pop_mode(None)) is not recorder:
+        above.append(mode)
+    for mode in reversed(above):
+        _push_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in above:
+            _pop_mode(None)
+        _push_mode(recorder)
+        for mode in reversed(above):
+            _push_mode(mode)
 
 
 def recorder_of_this_thread() -> Recorder:
@@ -662,6 +680,8 @@ _not_to_be_compiled(Recorder.close)
 # What torch.autograd.graph.saved_tensors_hooks does.
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 _pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
+_push_mode = torch._C._push_on_torch_dispatch_stack
+_pop_mode = torch._C._pop_torch_dispatch_stack
 _getframe = sys._getframe
 _function_modes = torch._C._len_torch_function_stack
 _threads = threading.local()

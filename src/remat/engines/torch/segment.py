@@ -12,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ...errors import UnsupportedError
 from ...segments import SegmentOptions
 from ...watching import warn_once, watchers
+from .modes import changing_mode, why_it_counts
 from .recorder import Recorder, recorder_of_this_thread
 from .records import State
 from .regions import Region
@@ -54,9 +55,13 @@ def open_region(
     room: float | None = None,
     watch: Watch | None = None,
 ) -> Region | None:
-    """Begin a region; None if no gradient is recorded, so that there is nothing to forget."""
+    """Begin a region; None if all is to be as without it.
+
+    That is if no gradient is recorded, so that there is nothing to forget, or if a mode around the
+    region may change what ops give. Modes inside of a region that is open see the ops first.
+    """
     recorder = recorder_of_this_thread()
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or (not recorder.opened and changing_mode() is not None):
         recorder.idle += 1
         return None
     if torch._C._are_functorch_transforms_active():
@@ -88,7 +93,7 @@ def close_region(region: Region | None, what: Any) -> None:
     if region is None:
         recorder.idle -= 1
         if what is not None:
-            _warn(what, "gradients are switched off here (torch.no_grad or inference mode)")
+            _warn(what, _why_not_at_all())
         return
     recorder.close(region)
     handles = region.all_handles
@@ -96,6 +101,13 @@ def close_region(region: Region | None, what: Any) -> None:
         return  # the usual case
     if what is not None and region.forgot_nothing():
         _warn(what, _why_nothing(region))
+
+
+def _why_not_at_all() -> str:
+    mode = changing_mode() if torch.is_grad_enabled() else None
+    if mode is not None:
+        return why_it_counts(mode)
+    return "gradients are switched off here (torch.no_grad or inference mode)"
 
 
 def _why_nothing(region: Region) -> str:

@@ -146,6 +146,8 @@ class Checker(Watch):
 class _Log(TorchDispatchMode):
     """Notes what every op gives."""
 
+    remat_looks_on = True
+
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[tuple[str, Place, list[bytes]]] = []
