@@ -1,5 +1,8 @@
 """The thread that writes checkpoints to disk and reads the next one ahead.
 
+Small ones are written and read by whoever asks, as long as the disk is quick: that takes less time
+than to hand them over.
+
 A shelf and its thread share a `Clerk`. The clerk does not know the shelf, so a shelf that nobody
 uses any more is freed at once, and with it the clerk is dismissed: that is safe at any moment, also
 from the garbage collector and in the thread itself, because it takes no lock.
@@ -10,6 +13,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any
@@ -22,6 +26,8 @@ from .folders import Folder
 __all__ = ["Checkpoint", "Clerk"]
 
 _IN_FLIGHT = 2  # checkpoints that wait in memory to be written, the one being written included
+_SMALL = 1 << 18  # bytes; to wake a thread up takes longer than to write or read as many …
+_SLOW = 1e-3  # seconds; … unless the disk turns out to take so long
 
 
 class Checkpoint:
@@ -72,6 +78,7 @@ class Clerk:
         self._jobs: queue.SimpleQueue[tuple[Job, Checkpoint] | None] = queue.SimpleQueue()
         self._thread: _Thread | None = None
         self._changed = threading.Condition()  # guards all that follows, and checkpoints' parts
+        self._is_quick = True  # until a small checkpoint shows that the disk is not
         self._unfinished = 0
         self._waiting: list[Checkpoint] = []  # to be written, or being written
         self._ahead: Checkpoint | None = None  # to be read ahead, or read
@@ -94,7 +101,12 @@ class Clerk:
     def write(self, checkpoint: Checkpoint) -> None:
         with self._changed:
             self._waiting.append(checkpoint)
-        self._do(Clerk._write, checkpoint)
+        if not self._does_at_once(checkpoint):
+            self._do(Clerk._write, checkpoint)
+            return
+        started = time.perf_counter()
+        self._write(checkpoint)
+        self._is_quick = time.perf_counter() - started < _SLOW
 
     def drop(self, checkpoint: Checkpoint) -> None:
         with self._changed:
@@ -102,7 +114,10 @@ class Clerk:
             checkpoint.parts = None
             is_written = checkpoint.checksum is not None
         if is_written:  # otherwise whoever writes it sees that it is dropped
-            self._do(Clerk._unlink, checkpoint)
+            if self._does_at_once(checkpoint):
+                checkpoint.unlink()
+            else:
+                self._do(Clerk._unlink, checkpoint)
 
     def fetch(self, checkpoint: Checkpoint) -> list[memoryview]:
         """Return the bytes of a checkpoint; the memory is the caller's if they are in a file."""
@@ -115,6 +130,8 @@ class Clerk:
 
     def read_ahead(self, checkpoint: Checkpoint) -> None:
         """Have a checkpoint read that will be asked for next, and no other."""
+        if self._does_at_once(checkpoint):
+            return
         with self._changed:
             if checkpoint is self._ahead or checkpoint.checksum is None:
                 return
@@ -134,19 +151,21 @@ class Clerk:
         elif not isinstance(threading.current_thread(), _Thread):
             self._thread.join()  # (threads of clerks do not wait for one another)
 
-    # -- in the background ---------------------------------------------------------------------
+    # -- in the background, or at once if a checkpoint is small ---------------------------------
 
     def _write(self, checkpoint: Checkpoint) -> None:
         with self._changed:
             parts = checkpoint.parts
-        if parts is not None:  # or it is dropped already
-            checksum = write_file(checkpoint.path, parts, lambda: self._wants(checkpoint))
+        try:
+            if parts is not None:  # or it is dropped already
+                checksum = write_file(checkpoint.path, parts, lambda: self._wants(checkpoint))
+                with self._changed:
+                    checkpoint.checksum, checkpoint.parts = checksum, None
+                if checkpoint.dropped:
+                    checkpoint.unlink()
+        finally:
             with self._changed:
-                checkpoint.checksum, checkpoint.parts = checksum, None
-            if checkpoint.dropped:
-                checkpoint.unlink()
-        with self._changed:
-            self._waiting.remove(checkpoint)
+                self._waiting.remove(checkpoint)
 
     def _wants(self, checkpoint: Checkpoint) -> bool:
         return not (checkpoint.dropped or self.dismissed)
@@ -194,6 +213,10 @@ class Clerk:
         return None
 
     # -- helpers -------------------------------------------------------------------------------
+
+    def _does_at_once(self, checkpoint: Checkpoint) -> bool:
+        """Say whether a checkpoint is dealt with by whoever asks, and not in the background."""
+        return self._is_quick and checkpoint.nbytes <= _SMALL
 
     def _do(self, job: Job, checkpoint: Checkpoint) -> None:
         with self._changed:
