@@ -155,26 +155,14 @@ class Product(nn.Module):
         return torch.tanh(x @ self.inner.weight).exp()
 
 
+@pytest.mark.parametrize("part_of", [lambda w: w[:, :2], lambda w: w[:2], lambda w: w.t()])
 @pytest.mark.parametrize("face", FORGETTING)
-def test_another_shape_of_a_usual_op_names_it_its_module_and_line(face) -> None:
+def test_another_shape_of_a_parameter_names_op_module_and_line(face, part_of) -> None:
     model = nn.Sequential(nn.Tanh(), Product())
     y = FACES[face](model, torch.randn(2, 4))
     weight = model[1].inner.weight
-    weight.data = weight.data[:, :2]
-    with pytest.raises(remat.RecomputeMismatchError) as caught:
-        y.sum().backward()
-    message = str(caught.value)
-    for part in ("aten.mm", "[2, 4]", "[2, 2]", "1 (Product)", __file__, "torch.tanh(x @ self"):
-        assert part in message
-
-
-@pytest.mark.parametrize("face", FORGETTING)
-def test_an_op_that_fails_when_it_is_run_again_is_named_with_module_and_line(face) -> None:
-    model = nn.Sequential(nn.Tanh(), Product())
-    y = FACES[face](model, torch.randn(2, 4))
-    weight = model[1].inner.weight
-    weight.data = weight.data[:2]
-    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
+    weight.data = part_of(weight.data)
+    with pytest.raises(RuntimeError, match=r"another shape over it.*assign after") as caught:
         y.sum().backward()
     (note,) = caught.value.__notes__
     for part in ("aten.mm", "backward pass", "1 (Product)", __file__, "torch.tanh(x @ self"):
@@ -185,10 +173,25 @@ def test_a_usual_op_of_the_library_is_named_by_the_line_of_the_user() -> None:
     table = nn.Embedding(5, 4)
     y = remat.checkpoint(lambda n: torch.sin(table(n)).exp(), torch.tensor([1, 2]))
     table.weight.data = table.weight.data[:, :2]
-    with pytest.raises(remat.RecomputeMismatchError) as caught:
+    with pytest.raises(RuntimeError, match="another shape over it") as caught:
         y.sum().backward()
+    (note,) = caught.value.__notes__
     for part in ("aten.embedding", "Embedding", __file__, "torch.sin(table(n))"):
-        assert part in str(caught.value)
+        assert part in note
+
+
+@pytest.mark.parametrize("face", FORGETTING)
+def test_an_op_that_fails_when_it_is_run_again_is_named(face) -> None:
+    """It reads an index that was changed in a way that PyTorch does not count."""
+    index = torch.zeros(2, 2, dtype=torch.int64)
+    x = torch.randn(2, 2, requires_grad=True)
+    y = FACES[face](lambda x: x.sin().gather(0, index).exp(), x)
+    index.data.fill_(7)
+    with pytest.raises(RuntimeError, match="out of bounds") as caught:
+        y.sum().backward()
+    (note,) = caught.value.__notes__
+    for part in ("aten.gather", "backward pass", __file__, "x.sin().gather"):
+        assert part in note
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,142 @@ def a_marked_tensor_whose_data_was_transposed(run, x):
     return run(f, x)
 
 
+# -- the same bytes under another shape, by assignment: nobody counts that ------------------------
+
+
+def turned(y):
+    y.data = y.data.t()
+
+
+def put_elsewhere(change):
+    """Return a program that reads a tensor of the region before and after such a change."""
+
+    def program(run, x):
+        def f(x):
+            y = x.detach().exp()
+            z = (x + y).sin()
+            change(y)
+            w = (x * 2 + y).cos()
+            change(y)
+            return z * w, (x - y).sin()
+
+        return run(f, x)
+
+    return program
+
+
+programs["assigned_transposes"] = put_elsewhere(turned), randn(3, 3)
+programs["assigned_conjugates"] = (
+    put_elsewhere(lambda y: setattr(y, "data", y.data.conj())),
+    randn(3, 3, dtype=torch.complex128),
+)
+programs["assigned_rows"] = (
+    put_elsewhere(lambda y: setattr(y, "data", y.data[:1])),
+    randn(3, 3),
+)
+programs["assigned_repetitions"] = (
+    put_elsewhere(lambda y: setattr(y, "data", y.data[:, :1].expand(3, 3))),
+    randn(3, 3),
+)
+programs["assigned_bits"] = (
+    put_elsewhere(lambda y: setattr(y, "data", y.data.view(torch.int32))),
+    randn(3, 3),
+)
+
+
+@programs.starting_from(randn(3, 3))
+def an_assigned_transpose_with_a_history(run, x):
+    def f(x):
+        y = x * 2
+        z = (y + 1).sin()
+        turned(y)
+        return z * (y + 2).cos()
+
+    return run(f, x)
+
+
+@programs.starting_from(randn(3, 3))
+def an_assigned_transpose_that_is_written_to(run, x):
+    def f(x):
+        y = x.detach().exp()
+        z = (x + y).sin()
+        turned(y)
+        y[0] = 5
+        return z * (x + y).cos()
+
+    return run(f, x)
+
+
+@programs.starting_from(randn(3, 3))
+def an_assigned_transpose_that_is_marked(run, x):
+    def f(x):
+        y = x.detach().exp()
+        z = (x + y).sin()
+        turned(y)
+        remat.mark_checkpoint(y)
+        return z * (x + y).cos()
+
+    return run(f, x)
+
+
+@programs.starting_from(leaf_and_constant(3, 3))
+def an_assigned_transpose_of_a_buffer(run, x, b):
+    elsewhere = b.data.t()  # made before the region
+
+    def f(x):
+        z = (x + b).sin()
+        b.data = elsewhere
+        w = (x - b).cos()
+        turned(b)
+        return z * w, (x * 2 + b).exp()
+
+    return run(f, x)
+
+
+@programs.starting_from(lambda: randn(3, 3)() + randn(3, 3)())
+def an_assigned_transpose_of_a_parameter(run, x, p):
+    before, elsewhere = p.data, p.data.t()
+
+    def f(x):
+        z = (x + p).sin()
+        p.data = elsewhere
+        w = (x - p).cos()
+        p.data = before
+        return z * w, (x * 2 + p).exp()
+
+    return run(f, x)
+
+
+@programs.starting_from(lambda: randn(3, 3)() + randn(3, 3)())
+def a_parameter_that_stays_transposed(run, x, p):
+    def f(x):
+        z = (x + p).sin()
+        turned(p)
+        return z * (x - p).cos()
+
+    return run(f, x)
+
+
+@programs.starting_from(lambda: randn(3, dtype=torch.cfloat)() + randn(3, dtype=torch.cfloat)())
+def a_parameter_that_becomes_its_conjugate_after_the_region(run, x, p):
+    y = run(lambda x: (x + p).sin().exp(), x)
+    p.data = p.data.conj()
+    return y
+
+
+def test_a_parameter_of_another_type_over_the_same_memory_is_refused() -> None:
+    x = torch.randn(3, dtype=torch.bfloat16, requires_grad=True)
+    p = torch.randn(3, dtype=torch.bfloat16, requires_grad=True)
+
+    def f(x):
+        y = (x + p).sin()
+        p.data = p.data.view(torch.float16)
+        return y.exp() + p
+
+    with pytest.raises(remat.UnsupportedError, match=r"bfloat16 \[3\].*float16.*clone"):
+        remat.checkpoint(f, x)
+
+
 # -- ops that raise, and the program goes on -----------------------------------------------------
 
 

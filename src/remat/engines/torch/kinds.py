@@ -34,6 +34,7 @@ class Kind:
         "random",
         "reseats",
         "reshapes",
+        "same",
         "saved_early",
         "special",
         "uncounted",
@@ -47,6 +48,7 @@ class Kind:
         self.writes: tuple[int | str, ...] = ()  # arguments: numbers, or names of keywords
         self.fresh = True  # some output has memory of its own
         self.view = False  # all outputs are views, and nothing is written
+        self.same = False  # a view that lies over the memory as its argument does
         self.reshapes = False  # changes the shape of its argument in place, but no bytes
         self.random = self.blank = self.fills = False
         self.dropout: int | None = None
@@ -108,6 +110,7 @@ class Kind:
         aliases = [out.alias_info is not None for out in schema.returns]
         self.fresh = not all(aliases)
         self.view = bool(aliases) and all(aliases) and not self.writes
+        self.same = packet in (aten.alias, aten.detach)
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.dropout = next(
             (n for n, a in enumerate(schema.arguments) if a.name in ("dropout_p", "dropout")), None

@@ -133,7 +133,13 @@ class Recorder(TorchDispatchMode):
 
     def _pack(self, tensor: Tensor) -> Handle | State:
         known = self._outside.get(id(tensor))
-        if known is not None and known.version == tensor._version and self.region.watch is None:
+        if (
+            known is not None
+            and known.version == tensor._version
+            and self.region.watch is None
+            and tensor.stride() == known.stride
+            and tensor.shape == known.size
+        ):
             known.read = True
             return known  # a parameter: the usual case
         piece = self.piece(tensor) if known is not None else self._piece(tensor)
@@ -239,10 +245,14 @@ class Recorder(TorchDispatchMode):
 
     def _run_view(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op that touches no bytes: nothing to note, but that autograd may count it."""
-        if not kind.reshapes:
-            return kind.call(*args, **kwargs)
         tensor: Tensor = args[0]
+        if kind.same:
+            return kind.call(*args, **kwargs)
         state = self._known(tensor)
+        if not kind.reshapes:
+            if state is not None:
+                state.has_views()
+            return kind.call(*args, **kwargs)
         family = [] if state is None else state.family()
         for sibling in family:
             if sibling.held is tensor:  # a leaf, which is held by itself: its shape is needed, too
@@ -276,7 +286,12 @@ class Recorder(TorchDispatchMode):
     def piece(self, tensor: Tensor) -> Piece:
         """Return which piece of which state a tensor is now."""
         state = self._outside.get(id(tensor))
-        if state is not None and state.version == tensor._version:
+        if (
+            state is not None
+            and state.version == tensor._version
+            and tensor.stride() == state.stride
+            and tensor.shape == state.size
+        ):
             return state
         return self._piece(tensor)
 
@@ -286,8 +301,11 @@ class Recorder(TorchDispatchMode):
         if state is None:
             return self._meet(tensor)
         made = state.tensor()
-        if made is not tensor and type(tensor) not in plain_types and not is_ordinary(tensor):
-            return self._odd(tensor)
+        if made is not tensor:
+            if type(tensor) not in plain_types and not is_ordinary(tensor):
+                return self._odd(tensor)
+        elif state.viewed and not state.lies_like(tensor):
+            made = self._was_put_elsewhere(state, tensor)
         if state.outside:
             if made is not tensor and (made is None or made is not tensor._base):
                 return self._sibling(state, tensor)
@@ -315,6 +333,24 @@ class Recorder(TorchDispatchMode):
             pass
         return None
 
+    def _was_put_elsewhere(self, state: State, tensor: Tensor) -> None:
+        """Note that a tensor lies over the same bytes in another way: its .data was assigned.
+
+        What it was is known by the bytes; what it is now, is another tensor over them.
+        """
+        state.tensor = _nothing
+        if state.held is tensor:  # a leaf, which is held by itself
+            self._outside.pop(id(tensor), None)
+            if tensor.dtype is not state.dtype:
+                raise UnsupportedError(
+                    f"a leaf that requires grad, of {state.dtype} {list(state.size)}, was made "
+                    f"{tensor.dtype} over the same memory, by assignment to its .data, inside of a "
+                    "checkpointed region that needs what it was; assign a copy (.clone()), or "
+                    "before the region"
+                )
+            with torch._C._DisableTorchDispatch(), counting_writes():
+                state.held = tensor.detach().as_strided(state.size, state.stride, state.offset)
+
     def _sibling(self, state: State, tensor: Tensor) -> Piece:
         """Return what another tensor from outside over the same bytes is.
 
@@ -323,7 +359,9 @@ class Recorder(TorchDispatchMode):
         whole = _whole_of(tensor)
         for sibling in state.family():
             if sibling.tensor() is whole and sibling.version == whole._version:
-                break
+                if sibling.lies_like(whole):
+                    break
+                self._was_put_elsewhere(sibling, whole)
         else:
             sibling = self._held_from_outside(whole, whole.untyped_storage())
             state.add(sibling)
@@ -369,9 +407,17 @@ class Recorder(TorchDispatchMode):
     def _held_from_outside(self, tensor: Tensor, storage: Any) -> State:
         state = State(tensor, version := version_of(tensor))
         state.outside = True
+        if storage is not None:
+            state.viewed = True  # perhaps
+            state.note_geometry(tensor)
         # A view is not asked: autograd would renew its history, if its base was written to.
         state.leaf = not tensor._is_view() and tensor.is_leaf
-        if state.leaf and tensor.requires_grad and type(tensor) in _NO_SUBCLASSES:
+        if (
+            state.leaf
+            and tensor.requires_grad
+            and type(tensor) in _NO_SUBCLASSES
+            and not tensor.is_complex()  # it could become its conjugate
+        ):
             state.held = tensor
             state.held_version = version
             state.held_storage = storage
@@ -462,6 +508,8 @@ class Recorder(TorchDispatchMode):
         """Hold a state that was not read yet, by a tensor over it; it is not computed again."""
         state.op = None
         state.tensor = ref(tensor)
+        state.note_geometry(tensor)
+        state.viewed = True
         state.hold(alias(tensor))
         self._expect_the_end(state, tensor, tensor.untyped_storage())
 
@@ -470,7 +518,9 @@ class Recorder(TorchDispatchMode):
         states = self._states
         try:
             storage = tensor.untyped_storage()
-            if (getattr(storage, "_remat", None) or storage._cdata) in states:
+            known = states.get(getattr(storage, "_remat", None) or storage._cdata)
+            if known is not None:
+                known.has_views()
                 return None
             state = State(tensor, 0, op, output)
         except RuntimeError:  # a sparse or nested one: whoever reads it will meet it
@@ -560,6 +610,7 @@ class Recorder(TorchDispatchMode):
         if op.kind.reseats and is_ordinary(tensor):
             known = self._states.get(_key_of(tensor.untyped_storage()))
             if known is not None:
+                known.has_views()
                 return known  # its bytes are as they were, and it counts their writes by itself
         # Autograd counts the write when we are done, but not that to what it has saved already.
         to_come = not (op.kind.counts or (op.kind.saved_early and key[0] == _NOISE))
@@ -567,6 +618,8 @@ class Recorder(TorchDispatchMode):
         after = State(whole, version_of(tensor) + to_come)
         after.outside, after.leaf = before.outside, before.leaf
         if before.outside or keep:
+            if is_ordinary(whole):
+                after.has_views()
             after.hold(alias(whole))
             after.held_version = after.version
             after.fragile = before.leaf
@@ -574,6 +627,9 @@ class Recorder(TorchDispatchMode):
             after.op = op
             after.argument = key
             after.tensor = before.tensor
+            after.viewed = before.viewed
+            if after.viewed:
+                after.copy_geometry(before)
         if is_ordinary(tensor):
             if op.kind.uncounted:
                 self._forget(tensor.untyped_storage())

@@ -60,11 +60,17 @@ class State:
     fragile = False  # a buffer that is written to again and again: copy it when it is read
     leaf = False  # a parameter or an input: there in any case
     outside = False  # the bytes belong to somebody else: never drop them
+    viewed = False  # there are views of it, and how the tensor lay that was made with it is noted
     read = False  # an op or autograd refers to it
     op: Op | None = None
     output = 0
-    size: tuple[int, ...] = ()  # of the output, which must be the same when it is computed again
+    # How the tensor that was made with it lay over these bytes: it may be put over them in another
+    # way (y.data = y.data.t()), and what is computed again must be as it was.
+    size: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    offset = 0
     dtype: torch.dtype | None = None
+    conj = False
 
     def __init__(self, tensor: Tensor, version: int, op: Op | None = None, output: int = 0) -> None:
         # The one that was made with it, as long as it lives.
@@ -75,6 +81,35 @@ class State:
             self.output = output
             self.size = tensor.shape
             self.dtype = tensor.dtype
+
+    def has_views(self) -> None:
+        """Note that there are other tensors over these bytes: one may take the other's place."""
+        if not self.viewed:
+            self.viewed = True
+            made: Any = self.tensor()
+            if isinstance(made, Tensor):
+                self.note_geometry(made)
+
+    def note_geometry(self, tensor: Tensor) -> None:
+        self.size = tensor.shape
+        self.stride = tensor.stride()
+        self.offset = tensor.storage_offset()
+        self.dtype = dtype = tensor.dtype
+        self.conj = dtype.is_complex and tensor.is_conj()
+
+    def copy_geometry(self, other: State) -> None:
+        self.size, self.stride, self.offset = other.size, other.stride, other.offset
+        self.dtype, self.conj = other.dtype, other.conj
+
+    def lies_like(self, tensor: Tensor) -> bool:
+        """Return whether a tensor lies over these bytes as the one that was made with them did."""
+        return (
+            tensor.shape == self.size
+            and tensor.stride() == self.stride
+            and (dtype := tensor.dtype) is self.dtype
+            and tensor.storage_offset() == self.offset
+            and not (dtype.is_complex and tensor.is_conj() != self.conj)
+        )
 
     def hold(self, tensor: Tensor) -> None:
         """Keep these bytes by a tensor without history, of the geometry of the one made with it."""

@@ -187,11 +187,17 @@ def value_of(state: State) -> Tensor:
     """Return a state that is held. Raise, as autograd does, if it was written to since."""
     held = state.held
     assert held is not None
-    if state.held_storage is not None and held.untyped_storage() is not state.held_storage:
+    if state.held_storage is not None and (
+        held.untyped_storage() is not state.held_storage
+        or held.stride() != state.stride
+        or held.shape != state.size
+        or held.storage_offset() != state.offset
+    ):
         raise RuntimeError(
-            "one of the variables needed for gradient computation has been given other memory: "
-            f"[{held.dtype} {list(held.shape)}], by assignment to its .data. A checkpointed region "
-            "needs what it was to compute again what it forgot; assign after the backward pass"
+            "one of the variables needed for gradient computation has been given other memory, or "
+            f"another shape over it: [{held.dtype} {list(held.shape)}], by assignment to its "
+            ".data. A checkpointed region needs what it was to compute again what it forgot; "
+            "assign after the backward pass"
         )
     if held._version == state.held_version:
         if state.heirs:
