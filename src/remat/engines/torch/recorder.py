@@ -139,6 +139,7 @@ class Recorder(TorchDispatchMode):
             and self.region.watch is None
             and tensor.stride() == known.stride
             and tensor.shape == known.size
+            and tensor.dtype is known.dtype
         ):
             known.read = True
             return known  # a parameter: the usual case
@@ -291,6 +292,7 @@ class Recorder(TorchDispatchMode):
             and state.version == tensor._version
             and tensor.stride() == state.stride
             and tensor.shape == state.size
+            and tensor.dtype is state.dtype
         ):
             return state
         return self._piece(tensor)
@@ -305,7 +307,8 @@ class Recorder(TorchDispatchMode):
             if type(tensor) not in plain_types and not is_ordinary(tensor):
                 return self._odd(tensor)
         elif state.viewed and not state.lies_like(tensor):
-            made = self._was_put_elsewhere(state, tensor)
+            self._was_put_elsewhere(state, tensor)
+            made = None
         if state.outside:
             if made is not tensor and (made is None or made is not tensor._base):
                 return self._sibling(state, tensor)

@@ -68,7 +68,7 @@ class State:
     # way (y.data = y.data.t()), and what is computed again must be as it was.
     size: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
-    offset = 0
+    offset: int | torch.SymInt = 0
     dtype: torch.dtype | None = None
     conj = False
 

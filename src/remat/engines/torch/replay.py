@@ -192,6 +192,7 @@ def value_of(state: State) -> Tensor:
         or held.stride() != state.stride
         or held.shape != state.size
         or held.storage_offset() != state.offset
+        or held.dtype is not state.dtype
     ):
         raise RuntimeError(
             "one of the variables needed for gradient computation has been given other memory, or "
