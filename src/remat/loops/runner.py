@@ -12,7 +12,6 @@ what it holds there is nothing to compare.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar, assert_never
 
@@ -132,6 +131,12 @@ class _Rack(Generic[Held]):
         if self._shelf is not None:
             self._shelf.drop(step)
 
+    def among(self, steps: range) -> list[int]:
+        """Return those of these steps before which a state is held."""
+        if len(steps) < len(self._states):
+            return [step for step in steps if step in self._states]
+        return [step for step in self._states if step in steps]
+
     def __contains__(self, step: int) -> bool:
         return step in self._states
 
@@ -149,19 +154,23 @@ class _Ahead(Iterator[Action]):
 
     def __init__(self, actions: Iterable[Action]) -> None:
         self._actions = iter(actions)
-        self._seen: list[Action] = []
+        self._seen: Action | None = None
 
     def __next__(self) -> Action:
-        return self._seen.pop() if self._seen else next(self._actions)
+        action, self._seen = self._seen, None
+        return next(self._actions) if action is None else action
 
-    def comes(self, kind: type[Tape | Backward], step: int) -> bool:
-        """Say whether the next action is of this kind and for this step."""
-        if not self._seen:
-            self._seen += itertools.islice(self._actions, 1)
-            if not self._seen:
-                return False
-        action = self._seen[0]
-        return type(action) is kind and action[0] == step
+    def take_run(self, step: int) -> int:
+        """Take the tapes of steps from here on that follow one another; return the next step.
+
+        And the step after them, if the way back begins with it at once.
+        """
+        for action in self:
+            if type(action) is not Tape or action.step != step:
+                self._seen = action
+                return step + (type(action) is Backward and action.step == step)
+            step += 1
+        return step
 
 
 class LoopRun(Generic[State, Held, Recorded, Gradient]):
@@ -340,11 +349,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
             case Tape(step):
                 stop = step + 1
                 if self.verbs.records_runs and (step or self._first is None):
-                    while self._actions.comes(Tape, stop):
-                        next(self._actions)
-                        stop += 1
-                    # And the step after them, if the way back begins with it at once.
-                    stop += self._actions.comes(Backward, stop)
+                    stop = self._actions.take_run(stop)
                 recorded, start = self._recorded(step, stop)
                 self._tapes[stop - 1] = recorded, start
                 self._set_resting(stop, self.verbs.after(recorded))
@@ -386,11 +391,12 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
                 recorded = self.verbs.record(self._put_to_rest(), step, stop)
             self._count(step, stop)
             found = recorded, step
-        for at in range(found[1], stop):
-            for rack in self._racks.values():
-                if at in rack:
-                    rack.drop(at)
-            if self._watcher:
+        steps = range(found[1], stop)
+        for rack in self._racks.values():
+            for at in rack.among(steps):
+                rack.drop(at)
+        if self._watcher:
+            for at in steps:
                 self._watcher.holds_tape(at)  # until the step back
                 self._watcher.frees_state(at)
         return found

@@ -71,7 +71,7 @@ def decide_in_blocks(length: int, block: int, slots: int) -> Decision[int]:
     if length == 1:
         return Run()
     if length <= block:
-        return Hold(0, Tier.TAPE, slots)
+        return Hold(0, Tier.TAPE, slots, tapes=length - 1)
     blocks = -(-length // block)
     ahead = split(blocks, slots) if slots else blocks - 1
     return Hold(ahead * block, Tier.MEMORY, max(0, slots - 1))

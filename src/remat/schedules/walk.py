@@ -22,11 +22,12 @@ class Run(NamedTuple):
 
 
 class Hold(NamedTuple, Generic[Room]):
-    """Advance by `ahead` steps, then hold the state (or the next step's tape) and go on there."""
+    """Advance by `ahead` steps, then hold the state (or the next steps' tapes) and go on there."""
 
     ahead: int
     tier: Tier
     room: Room  # what is left for the steps to the right
+    tapes: int = 1  # if it is tapes: of how many steps
 
 
 class Lift(NamedTuple, Generic[Room]):
@@ -63,8 +64,9 @@ def walk(
             if decision.ahead:
                 yield Advance(start, at)
             if decision.tier is Tier.TAPE:
-                yield Tape(at)
-                stretches.append(_Stretch(at + 1, Tier.TAPE, decision.room))
+                for step in range(at, at + decision.tapes):
+                    yield Tape(step)
+                    stretches.append(_Stretch(step + 1, Tier.TAPE, decision.room))
                 continue
             # A state is saved only if it will be restored: not before a tape that contains it.
             if not _is_last_use(decide(end - at, decision.tier, decision.room), end - at):

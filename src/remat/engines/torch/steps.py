@@ -92,6 +92,7 @@ class Steps:
         self._watch: StepWatch | None = None  # of the first step
         self._reached = 0  # how far the loop was ever run
         self._single = structure.is_leaf()
+        self._has_more = bool(inputs.leaves) or outputs.wanted  # than a state
         self._needs_gradients = False
         self.start_gradients()
 
@@ -111,6 +112,8 @@ class Steps:
     def advance(self, state: LiveState, start: int, stop: int) -> LiveState:
         started = time.perf_counter()
         own = self._own(state)
+        if self._is_bare and not self.effects.watches_all:
+            state, start = self._advance_bare(own[0], start, stop), stop
         for step in range(start, stop):
             inputs = self._take(step)
             is_new = step >= self._reached
@@ -149,7 +152,10 @@ class Steps:
         is_new = start >= self._reached
         checks_numbers = self.outputs.are_compared and self.numbers.have_changed
         used: dict[int, None] = {}
-        for step in range(start, stop):
+        first = start
+        if self._is_bare and not is_new and not checks_numbers:
+            results, first = [self._record_bare(own[0], start, stop)], stop
+        for step in range(first, stop):
             inputs.append(self._take(step))
             before = results
             results, output = self._run(results, inputs[-1], step, is_new=is_new)
@@ -247,6 +253,49 @@ class Steps:
 
     # -- a run of a step -----------------------------------------------------------------------
 
+    @property
+    def _is_bare(self) -> bool:
+        """Whether a step takes a tensor and returns one, and there is nothing else to see to.
+
+        Such steps may be short, so they are run with little ado.
+        """
+        return self._single and not self._has_more and not self._works_in_place
+
+    def _advance_bare(self, state: Any, start: int, stop: int) -> LiveState:
+        """Run such steps, each with a graph of its own, which shows what it closes over."""
+        captures, tracked = self.captures, False
+        for step in range(start, stop):
+            known, is_new = len(captures), step >= self._reached
+            versions = _versions([state]) if is_new else None
+            new = self._call_bare(state, step)
+            if is_new:
+                if _versions([state]) != versions:
+                    raise _writes_in_place(step)
+                self._search([new], [state], step)
+            (state,), (tracked,) = _state_of([new])
+            if tracked and step + 1 < stop:
+                captures.mark_as_own(state.requires_grad_())
+            del new  # and with it the graph
+            if len(captures) > known:
+                captures.release(known)
+        return LiveState([state], [tracked])
+
+    def _record_bare(self, state: Any, start: int, stop: int) -> Any:
+        """Run such steps again, with one graph."""
+        for step in range(start, stop - 1):
+            state = self._call_bare(state, step)
+            if type(state) is Tensor:
+                state = _compact(state)
+        return self._call_bare(state, stop - 1)
+
+    def _call_bare(self, state: Any, step: int) -> Any:
+        try:
+            new = self.call(state, None)[0]
+        except Exception as error:
+            error.add_note(_place(step))
+            raise
+        return new if type(new) is Tensor else self._checked(new, step)[0]
+
     def _run(
         self, own: list[Any], inputs: list[Any], step: int, *, is_new: bool
     ) -> tuple[list[Any], list[Any]]:
@@ -267,14 +316,11 @@ class Steps:
             else:
                 new, output = self.call(state, x)
         except Exception as error:
-            error.add_note(f"raised in step {step} of a loop that remat runs")
+            error.add_note(_place(step))
             raise
         # (Whoever does not write in place on the way ahead does not do so later on.)
         if is_new and _versions(own + inputs if inputs else own) != versions:
-            raise UnsupportedError(
-                f"step {step} writes to its state or to its input in place, which step 0 did not "
-                "do; write to a copy (x = x + 1 instead of x += 1), or do so in every step"
-            )
+            raise _writes_in_place(step)
         results = [new] if self._single and type(new) is Tensor else self._checked(new, step)
         if is_new and self._works_in_place:
             _refuse_shared(results, step)
@@ -430,6 +476,17 @@ class _Watching:
     def __exit__(self, *error: Any) -> None:
         self._watch.__exit__(*error)
         self._steps.saw(self._watch)
+
+
+def _place(step: int) -> str:
+    return f"raised in step {step} of a loop that remat runs"
+
+
+def _writes_in_place(step: int) -> UnsupportedError:
+    return UnsupportedError(
+        f"step {step} writes to its state or to its input in place, which step 0 did not "
+        "do; write to a copy (x = x + 1 instead of x += 1), or do so in every step"
+    )
 
 
 def _state_of(results: list[Any]) -> LiveState:
