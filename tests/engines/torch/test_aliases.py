@@ -289,8 +289,7 @@ def test_as_without_remat(name, face) -> None:
     same(*programs[name], FACES[face])
 
 
-@pytest.mark.xfail(strict=True, reason="nobody sees what NumPy writes to the memory of a tensor")
-@pytest.mark.parametrize("face", ["segment", "scope", "nested", "group", "drawn"])
+@pytest.mark.parametrize("face", FACES)
 def test_written_through_a_numpy_array(face) -> None:
     def program(run, x):
         def f(x):

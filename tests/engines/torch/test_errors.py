@@ -117,7 +117,7 @@ class Select(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 3)
-        self.register_buffer("mask", torch.tensor([True, False, True]))
+        self.register_buffer("mask", torch.tensor([[True, False, True]]))
 
     def forward(self, x):
         return torch.masked_select(self.linear(x), self.mask).sin()
@@ -138,7 +138,7 @@ class Stack(nn.Module):
 def test_another_shape_names_op_module_and_line(face) -> None:
     model = Stack()
     y = FACES[face](model, torch.randn(2, 3))
-    model.blocks[1].mask.data[1] = True
+    model.blocks[1].mask.data[0, 1] = True
     with pytest.raises(remat.RecomputeMismatchError) as caught:
         y.sum().backward()
     message = str(caught.value)

@@ -28,6 +28,7 @@ class Kind:
         "func",
         "hidden_writes",
         "light",
+        "may_write",
         "needs_grad_mode",
         "of_tensors",
         "opaque",
@@ -64,6 +65,7 @@ class Kind:
         self.reseats = False  # puts a tensor over other memory, and writes no bytes
         if isinstance(func, torch._ops.OpOverload):
             self._read_schema(func)
+        self.may_write = bool(self.writes or self.hidden_writes)
         self.special = bool(  # more than new memory made from what it reads
             self.writes
             or self.view
@@ -221,7 +223,9 @@ _SAVED_EARLY = {aten.rrelu_with_noise, aten.rrelu_with_noise_}
 # that says whether. In training, batch normalisation does not read the statistics that it updates,
 # so a replay leaves them out.
 _HIDDEN_WRITES: dict[Any, tuple[tuple[int, ...], int | None]] = {
-    aten.batch_norm_update_stats: ((1, 2), None),  # always
+    aten.batch_norm_gather_stats: ((3, 4), None),  # always
+    aten.batch_norm_gather_stats_with_counts: ((3, 4), None),
+    aten.batch_norm_update_stats: ((1, 2), None),
     aten.native_batch_norm: ((3, 4), 5),
     aten.cudnn_batch_norm: ((3, 4), 5),
     aten.miopen_batch_norm: ((3, 4), 5),

@@ -43,6 +43,7 @@ from .records import (
 )
 from .regions import Handle, Region, unpack
 from .replay import flat
+from .sharing import SMALL, checksum, overlap, same_bytes
 from .watch import WatchedHandle, nbytes_of
 
 __all__ = ["Recorder", "recorder_of_this_thread", "without_recorder"]
@@ -63,6 +64,7 @@ class Recorder(TorchDispatchMode):
         self._dead = 0  # bytes that are held although their tensors are gone, perhaps for nobody
         self._much = _MUCH
         self._outside: dict[int, State] = {}  # by id, for leaves, which are held, so ids stay
+        self._shared: set[int] = set()  # keys of storages that lie over memory of others
         self._ops = 0
         self._hook = self._pack  # one object, to be recognised
         self._left = Leavings()
@@ -126,6 +128,7 @@ class Recorder(TorchDispatchMode):
             self._left.regions.append(ref(region))
             self._states = {}
             self._outside = {}
+            self._shared = set()
             self._dead = 0
             self._much = _MUCH
 
@@ -212,6 +215,7 @@ class Recorder(TorchDispatchMode):
         """Run an op, and note all that can be noted of one; keep what it makes, if need be."""
         if kind.view or (kind.reshapes and is_ordinary(args[0])):
             return self._run_view(kind, args, kwargs)
+        twins = self._before_writes_to_twins(kind, args, kwargs) if kind.may_write else ()
         written = self._before_writes(kind, args, kwargs)
         noted = args if kind.hidden_writes is None else self._without_hidden(kind, args)
         encoded = [self._encode(arg) for arg in noted]
@@ -229,6 +233,9 @@ class Recorder(TorchDispatchMode):
                 if is_ordinary(tensor):
                     self._forget(tensor.untyped_storage())
             raise
+        finally:
+            for key in twins:
+                self._states.pop(key, None)  # whoever reads it meets it anew
         seconds = time.perf_counter() - began
         op = Op(self._ops, kind, encoded, keywords or None, random, here(_getframe(2)))
         self._ops += 1
@@ -312,11 +319,13 @@ class Recorder(TorchDispatchMode):
         if state.outside:
             if made is not tensor and (made is None or made is not tensor._base):
                 return self._sibling(state, tensor)
-            if state.version != tensor._version:
+            if state.version != tensor._version or (state.copied and _is_stale(state, tensor)):
                 return self._meet(tensor)  # somebody wrote to it unseen
             if state.fragile and state.held is not None:
                 state.fragile = False
-                state.hold(fresh_copy(state.held))
+                state.hold_a_copy()
+            if state.sums is not None:
+                _sum_up(state, tensor)
         elif state.blank:
             self._keep_blank(state, tensor)
             return state
@@ -330,8 +339,10 @@ class Recorder(TorchDispatchMode):
             storage = tensor.untyped_storage()
             # (`_key_of`, at once: this is called for every argument of every op)
             state = self._states.get(getattr(storage, "_remat", None) or storage._cdata)
-            if state is not None and (state.version == tensor._version or state.outside):
-                return state
+            if state is not None and (
+                (state.version == tensor._version and storage.resizable()) or state.outside
+            ):
+                return state  # what has become a NumPy array is not: somebody may write to it
         except RuntimeError:  # no storage, no version
             pass
         return None
@@ -362,12 +373,16 @@ class Recorder(TorchDispatchMode):
         whole = _whole_of(tensor)
         for sibling in state.family():
             if sibling.tensor() is whole and sibling.version == whole._version:
+                if sibling.copied and _is_stale(sibling, whole):
+                    continue
                 if sibling.lies_like(whole):
                     break
                 self._was_put_elsewhere(sibling, whole)
         else:
             sibling = self._held_from_outside(whole, whole.untyped_storage())
             state.add(sibling)
+        if sibling.sums is not None:
+            _sum_up(sibling, tensor)
         return sibling if whole is tensor else View(sibling, tensor)
 
     def _meet(self, tensor: Tensor) -> Piece:
@@ -383,6 +398,8 @@ class Recorder(TorchDispatchMode):
                 state.heirs = self._left.heirs(whole, note)
             self._expect_the_end(state, whole, storage)
         self._note(storage, state)
+        if state.sums is not None:
+            _sum_up(state, tensor)
         return state if whole is tensor else View(state, tensor)
 
     def _odd(self, tensor: Tensor) -> State:
@@ -413,19 +430,22 @@ class Recorder(TorchDispatchMode):
         if storage is not None:
             state.viewed = True  # perhaps
             state.note_geometry(tensor)
+            state.shared = not storage.resizable()
         # A view is not asked: autograd would renew its history, if its base was written to.
         state.leaf = not tensor._is_view() and tensor.is_leaf
+        is_parameter = type(tensor) is torch.nn.Parameter
         if (
             state.leaf
             and tensor.requires_grad
             and type(tensor) in _NO_SUBCLASSES
             and not tensor.is_complex()  # it could become its conjugate
+            and (is_parameter or not state.shared)
         ):
             state.held = tensor
             state.held_version = version
             state.held_storage = storage
             self._outside[id(tensor)] = state
-            if type(tensor) is not torch.nn.Parameter and storage is not None:
+            if not is_parameter and storage is not None:
                 self._dead += storage.nbytes()  # it may be: nobody tells when only we have got it
         elif tensor.is_inference():
             state.hold(fresh_copy(tensor))  # it does not count its writes, so we could not see one
@@ -433,7 +453,22 @@ class Recorder(TorchDispatchMode):
             # Not the tensor itself: a write may give it a history that leads back to us. Leaves
             # that require grad, the parameters, never get one.
             state.hold(alias(tensor))
+            if storage is not None and not is_parameter:
+                self._mind_unseen_writes(state, tensor, storage)
         return state
+
+    def _mind_unseen_writes(self, state: State, tensor: Tensor, storage: Any) -> None:
+        """Hold a copy of what is small, and sum up what is large, if somebody may write unseen.
+
+        That is memory of NumPy and the like, and all that may be statistics of a batch norm or the
+        scale of an observer of quantisation: autograd does not count what these write.
+        """
+        if storage.nbytes() <= SMALL and not tensor.requires_grad:
+            if state.shared or tensor.dim() <= 1:
+                state.hold_a_copy()
+                state.copied = True
+        elif state.shared and tensor.device.type == "cpu":
+            state.sums = {}
 
     def _expect_the_end(self, state: State, tensor: Tensor, storage: Any) -> None:
         """Count the bytes of a state that is held, once its tensor is gone."""
@@ -454,6 +489,8 @@ class Recorder(TorchDispatchMode):
             if getattr(storage, "_remat", None) is not None:
                 storage._remat = None
         self._states[key] = state
+        if state.shared:
+            self._shared.add(key)
         if len(self._states) > self._many or self._dead > self._much:
             self._forget_the_dead()
 
@@ -559,17 +596,55 @@ class Recorder(TorchDispatchMode):
     def _before_writes(
         self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[tuple[tuple[Any, int], Tensor, State]]:
-        targets = []
-        for key in kind.writes:
-            if isinstance(key, str):
-                target = kwargs.get(key)
-            else:
-                target = args[key] if key < len(args) else None
-            targets += [((key, n), t) for n, t in enumerate(flat(target)) if isinstance(t, Tensor)]
+        targets = _targets(kind, args, kwargs)
         alone = len(targets) == 1 and not kind.fresh
         return [
             (key, tensor, self._before_write(kind, tensor, alone=alone)) for key, tensor in targets
         ]
+
+    def _before_writes_to_twins(
+        self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> set[int]:
+        """Save what other storages over the same memory hold of it, and return their keys.
+
+        DLPack and NumPy make such storages; they count by themselves, so a write to one is none
+        to the other.
+        """
+        tensors = [tensor for _, tensor in _targets(kind, args, kwargs)]
+        tensors += [args[number] for number in kind.writes_in_secret(args)]
+        found: set[int] = set()
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor) or not is_ordinary(tensor):
+                continue
+            storage = tensor.untyped_storage()
+            if self._shared or not storage.resizable():
+                self._encode([*args, *kwargs.values()])  # so that all is known
+                found |= self._twins(storage)
+        for key in found:
+            state = self._states[key]
+            for region in self.opened:
+                if region.room is not None:
+                    region.before_write(state)
+            for sibling in state.family():
+                self._let_go_of_memory(sibling, tensors)
+        return found
+
+    def _twins(self, storage: Any) -> set[int]:
+        """Return the keys of other storages over the same memory, and of those nobody can find."""
+        own = _key_of(storage)
+        keys = self._shared & self._states.keys() if storage.resizable() else self._states.keys()
+        return {key for key in keys if key != own and _may_be_over(self._states[key], storage)}
+
+    def _let_go_of_memory(self, state: State, written: list[Any]) -> None:
+        held = state.held
+        if held is None or not is_ordinary(held):
+            return
+        self._outside.pop(id(held), None)
+        if any(overlap(held.untyped_storage(), t.untyped_storage()) for t in written):
+            if state.op is not None:
+                state.held = None
+            else:
+                state.hold_a_copy()
 
     def _before_write(self, kind: Kind, tensor: Tensor, *, alone: bool) -> State:
         """Save what is overwritten. If it is all that the op makes, the op is never run again."""
@@ -592,14 +667,13 @@ class Recorder(TorchDispatchMode):
                 self._outside.pop(id(sibling.held), None)
                 if sibling.op is not None or (sibling.outside and not sibling.read and alone):
                     sibling.held = None
-                elif version_of(sibling.held) == sibling.held_version:  # or it is stale already
-                    sibling.hold(fresh_copy(sibling.held))
-                    sibling.held_storage = None
+                elif not sibling.copied and version_of(sibling.held) == sibling.held_version:
+                    sibling.hold_a_copy()  # or it is one already, or stale
                     self._dead += nbytes_of(sibling.held)
         piece = self.piece(tensor)
         state = piece if type(piece) is State else piece.state
         if kind.uncounted and state.held is not None:
-            state.hold(fresh_copy(state.held))  # nobody will see that it was written to
+            state.hold_a_copy()  # nobody will see that it was written to
         return state
 
     def _before_write_to_parts(self, kind: Kind, tensor: Tensor) -> None:
@@ -619,7 +693,7 @@ class Recorder(TorchDispatchMode):
         to_come = not (op.kind.counts or (op.kind.saved_early and key[0] == _NOISE))
         whole = _whole_of(tensor) if before.outside else tensor
         after = State(whole, version_of(tensor) + to_come)
-        after.outside, after.leaf = before.outside, before.leaf
+        after.outside, after.leaf, after.shared = before.outside, before.leaf, before.shared
         if before.outside or keep:
             if is_ordinary(whole):
                 after.has_views()
@@ -753,6 +827,42 @@ _TIMES = 1000  # as large as its by-products is what an op is run for
 _NOISE = 1  # the argument of rrelu_with_noise
 _notes = itertools.count(-1, -1)  # numbers that no two recordings share, and no addresses or zero
 _new_op = tuple.__new__  # quicker than Op(), which parses its arguments
+
+
+def _targets(
+    kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[tuple[Any, int], Tensor]]:
+    """Return the tensors that an op writes to, with the arguments that they are."""
+    named = [(k, kwargs.get(k) if isinstance(k, str) else args[k : k + 1]) for k in kind.writes]
+    return [
+        ((key, number), tensor)
+        for key, target in named
+        for number, tensor in enumerate(flat(target))
+        if isinstance(tensor, Tensor)
+    ]
+
+
+def _may_be_over(state: State, storage: Any) -> bool:
+    """Return whether a state is one of the same memory, or of memory that is not known."""
+    made: Any = state.tensor()
+    if not isinstance(made, Tensor):
+        made = state.held
+    if made is None or state.copied:
+        return True
+    return not is_ordinary(made) or overlap(made.untyped_storage(), storage)
+
+
+def _is_stale(state: State, tensor: Tensor) -> bool:
+    """Return whether a tensor is no longer what the copy says that is held of it."""
+    return state.held is not None and not same_bytes(tensor, state.held)
+
+
+def _sum_up(state: State, tensor: Tensor) -> None:
+    """Note what a tensor is now, whose memory others may write to unseen."""
+    geometry = View(state, tensor).geometry
+    assert state.sums is not None
+    if geometry not in state.sums:
+        state.sums[geometry] = checksum(tensor.untyped_storage(), geometry)
 
 
 def _call(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -24,6 +24,7 @@ from .kinds import Kind, is_ordinary
 from .places import Place
 
 __all__ = [
+    "Geometry",
     "Op",
     "Piece",
     "State",
@@ -60,6 +61,10 @@ class State:
     fragile = False  # a buffer that is written to again and again: copy it when it is read
     leaf = False  # a parameter or an input: there in any case
     outside = False  # the bytes belong to somebody else: never drop them
+    shared = False  # others may write to these bytes unseen, as through a NumPy array
+    copied = False  # small, and perhaps written to unseen: a copy is held
+    sums: dict[Geometry, int] | None = None  # of what was read of shared memory that is held
+    summed_in = -1  # the backward pass in which they were compared
     viewed = False  # there are views of it, and how the tensor lay that was made with it is noted
     read = False  # an op or autograd refers to it
     op: Op | None = None
@@ -115,6 +120,12 @@ class State:
         """Keep these bytes by a tensor without history, of the geometry of the one made with it."""
         self.held = tensor
         self.held_version = version_of(tensor)
+
+    def hold_a_copy(self) -> None:
+        """Keep these bytes in memory of their own: somebody is about to write there."""
+        assert self.held is not None
+        self.hold(fresh_copy(self.held))
+        self.held_storage = self.sums = None
 
     def add(self, sibling: State) -> None:
         """Note another tensor that is held over the same bytes, for as long as somebody does."""

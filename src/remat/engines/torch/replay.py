@@ -13,6 +13,7 @@ from torch import Tensor
 from ...errors import RecomputeMismatchError
 from . import places
 from .records import Op, Piece, State, View, fresh_copy, over
+from .sharing import checksum
 
 __all__ = [
     "NOT_OURS",
@@ -46,6 +47,7 @@ NOT_OURS = (torch._C._dispatch_keyset_full() - _after_views) | torch._C.Dispatch
     torch._C.DispatchKey.Python
 )
 below_us = torch._C._ExcludeDispatchKeyGuard
+_current_pass = torch._C._current_graph_task_id
 _new_needs = tuple.__new__  # quicker than Needs(), which parses its arguments
 
 
@@ -201,6 +203,8 @@ def value_of(state: State) -> Tensor:
             "assign after the backward pass"
         )
     if held._version == state.held_version:
+        if state.sums:
+            _compare_sums(state, held)
         if state.heirs:
             for reference in state.heirs:
                 if (handle := reference()) is not None:
@@ -213,6 +217,25 @@ def value_of(state: State) -> Tensor:
         "again what it forgot. Write to a copy (x = x + 1 instead of x += 1), or after the "
         "backward pass"
     )
+
+
+def _compare_sums(state: State, held: Tensor) -> None:
+    """Raise if memory that is shared with others was written to, once in a backward pass."""
+    assert state.sums is not None
+    current = _current_pass()
+    if current == state.summed_in != -1:
+        return
+    state.summed_in = current
+    storage = held.untyped_storage()
+    for geometry, before in state.sums.items():
+        if checksum(storage, geometry) != before:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified through "
+                f"memory that it shares: [{geometry.dtype} {list(geometry.size)}] came from a "
+                "NumPy array, DLPack or a buffer. A checkpointed region needs what it was to "
+                "compute again what it forgot; give it a copy (.clone()), or write after the "
+                "backward pass"
+            )
 
 
 def _shape_of(tensor: Tensor) -> Any:
