@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -231,6 +232,7 @@ def _fingerprint(value: Any) -> bytes:
     with torch.no_grad():
         dense = value.detach().to_dense() if value.layout is not torch.strided else value.detach()
         flat_bytes = dense.resolve_conj().resolve_neg().cpu().contiguous().view(-1)
-        raw = flat_bytes.view(torch.uint8).numpy().tobytes() if flat_bytes.numel() else b""
+        # Not through NumPy: to a region, memory of an array is one that anybody may write to.
+        raw = ctypes.string_at(flat_bytes.data_ptr(), flat_bytes.nbytes)
     mark = f"{value.dtype}{list(value.shape)}".encode()
     return hashlib.blake2b(mark + raw, digest_size=16).digest()
