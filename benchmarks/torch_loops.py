@@ -1,6 +1,7 @@
 """Loops on PyTorch against a plain loop and `torch.utils.checkpoint` over sqrt(n) segments.
 
-All sides run the same step with one thread. The memory of a pass is that of a fresh process, where
+All sides run the same step with one thread, and none computes with numbers so small that a CPU
+takes a hundred times as long for them (gradients that vanish over a thousand steps). The memory of a pass is that of a fresh process, where
 the allocator gives what is freed back to the system; steps of small tensors share pages, so the
 figures hold to a few hundred kilobytes.
 """
@@ -53,13 +54,18 @@ _NETWORKS = {
 
 
 def run() -> list[Result]:
-    torch.set_num_threads(1)
+    _same_for_all()
     return [
         *(result for name in _NETWORKS for result in _network(name)),
         *_overhead(),
         _long(),
         _disk(),
     ]
+
+
+def _same_for_all() -> None:
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
 
 
 # --- recurrent networks -------------------------------------------------------------------------
@@ -199,7 +205,7 @@ def _predicted(loop: _Loop, side: str = "ours") -> int:
 
 def passes(name: str, rounds: int) -> dict[str, float]:
     """Return the seconds of a pass on each side, and of the way ahead without a graph."""
-    torch.set_num_threads(1)
+    _same_for_all()
     loop = _Loop(name)
     sides = {side: loop.side(side) for side in loop.sides}
     return interleaved({**sides, "ahead": torch.no_grad()(lambda: loop._plain(_STEPS))}, rounds)
@@ -207,7 +213,7 @@ def passes(name: str, rounds: int) -> dict[str, float]:
 
 def one_pass(name: str, side: str) -> Report:
     """Measure a pass in a fresh process."""
-    torch.set_num_threads(1)
+    _same_for_all()
     loop = _Loop(name)
     run_once = loop.side(side)
     run_once()  # as in training: libraries are loaded, and the loop is planned
@@ -241,7 +247,7 @@ def _overhead() -> list[Result]:
 
 def parts(rounds: int) -> dict[str, float]:
     """Return the seconds of a pass, and of 200 steps ahead, and of as many ahead and back."""
-    torch.set_num_threads(1)
+    _same_for_all()
     loop = _Loop("rnn")
     sides = {"pass": loop.side("ours"), "ahead": _steps(loop), "both": _steps(loop, back=True)}
     return interleaved(sides, rounds)
@@ -277,7 +283,7 @@ def _long() -> Result:
 
 
 def million_steps() -> Report:
-    torch.set_num_threads(1)
+    _same_for_all()
     weight = torch.ones(64).requires_grad_()
     calls = [0]
 

@@ -26,7 +26,8 @@ class DiskStore:
 
     Every pass has a folder of its own, with rights for its owner only, in `directory` (which must
     exist) or else in the system's directory for temporary files. A thread in the background writes
-    checkpoints, of which at most 2 wait in memory, and on the way back it reads the next one ahead.
+    checkpoints, of which at most 2 wait in memory, and on the way back it reads the next one ahead;
+    small ones are written and read at once, which is quicker.
     A full disk, a directory that cannot be written to, and a file that does not come back as it was
     written are a `StoreError`.
 
