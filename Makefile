@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 # An environment variable, not an option: the isolated build of remat itself obeys it too.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# No AMX: on some virtual machines PyTorch dies of it (tests/conftest.py says more).
+export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 .PHONY: demo test lint types imports tests fuzz bench clean
 

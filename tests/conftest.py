@@ -1,6 +1,13 @@
-"""How long one example takes says nothing on a shared machine, so hypothesis sets no deadline."""
+"""What holds for all tests."""
+
+import os
 
 from hypothesis import settings
 
+# How long one example takes says nothing on a shared machine.
 settings.register_profile("remat", parent=settings.default, deadline=None)
 settings.load_profile("remat")
+
+# On some virtual machines PyTorch itself dies of an illegal instruction: oneDNN believes that there
+# is AMX. It is read when oneDNN is first used, so this is early enough. (The Makefile has it, too.)
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
