@@ -1,9 +1,9 @@
 """Loops on PyTorch against a plain loop and `torch.utils.checkpoint` over sqrt(n) segments.
 
 All sides run the same step with one thread, and none computes with numbers so small that a CPU
-takes a hundred times as long for them (gradients that vanish over a thousand steps). The memory of a pass is that of a fresh process, where
-the allocator gives what is freed back to the system; steps of small tensors share pages, so the
-figures hold to a few hundred kilobytes.
+takes a hundred times as long for them (gradients that vanish over a thousand steps). The memory of
+a pass is that of a fresh process, where the allocator gives what is freed back to the system; steps
+of small tensors share pages, so the figures hold to a few hundred kilobytes.
 """
 
 from __future__ import annotations
