@@ -284,7 +284,7 @@ class Steps:
         """Run such steps again, with one graph."""
         for step in range(start, stop - 1):
             state = self._call_bare(state, step)
-            if type(state) is Tensor:
+            if isinstance(state, Tensor):
                 state = _compact(state)
         return self._call_bare(state, stop - 1)
 
