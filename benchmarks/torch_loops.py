@@ -34,6 +34,7 @@ PEERS = ("torch",)
 _STEPS = 1000
 _GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "16384"}
 _HERE = "benchmarks.torch_loops"
+_WIDE = 512
 
 
 class _Network(NamedTuple):
@@ -74,10 +75,11 @@ def _same_for_all() -> None:
 class _Loop:
     """A loop over a recurrent network; `checkpoints` are those of the loop that we run."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, width: int | None = None) -> None:
         torch.manual_seed(0)
         self.is_lstm = "lstm" in name
-        width, self.checkpoints, self.more, _, self.on_disk = _NETWORKS[name]
+        known, self.checkpoints, self.more, _, self.on_disk = _NETWORKS[name]
+        width = width or known
         self.sides = ["plain", "theirs", "ours", "more", *(["disk"] if self.on_disk else [])]
         if self.is_lstm:
             self.weights = [torch.randn(2 * width, 4 * width) / 16, torch.randn(4 * width)]
@@ -228,8 +230,11 @@ def one_pass(name: str, side: str) -> Report:
 
 
 def _overhead() -> list[Result]:
-    """Compare a pass with its evaluations, and its steps back, measured one by one."""
-    evaluations = _predicted(_Loop("rnn"))
+    """Compare a pass with its evaluations, and its steps back, measured one by one.
+
+    The steps are those of the RNN, but wider: so that one takes 200 us or more on a quick machine.
+    """
+    evaluations = _predicted(_Loop("rnn", _WIDE))
     best = best_of_processes(f"{_HERE}:parts", 4, rounds=5)
     ahead, both = best["ahead"] / 200, best["both"] / 200
     expected = evaluations * ahead + _STEPS * (both - ahead)
@@ -248,21 +253,26 @@ def _overhead() -> list[Result]:
 def parts(rounds: int) -> dict[str, float]:
     """Return the seconds of a pass, and of 200 steps ahead, and of as many ahead and back."""
     _same_for_all()
-    loop = _Loop("rnn")
+    loop = _Loop("rnn", _WIDE)
     sides = {"pass": loop.side("ours"), "ahead": _steps(loop), "both": _steps(loop, back=True)}
     return interleaved(sides, rounds)
 
 
 def _steps(loop: _Loop, *, back: bool = False) -> Callable[[], None]:
-    """Run single steps with a graph, and back through them, as one would measure them."""
+    """Run single steps with a graph, and back through them, as one would measure them.
+
+    Gradients of the weights are added up, as in every pass over a loop.
+    """
 
     def run() -> None:
+        for weight in loop.weights:
+            weight.grad = None
         state = loop.state
         for _ in range(200):
             own = state.detach().requires_grad_()
             state = loop.step(own)
             if back:
-                torch.autograd.grad(state, [own, *loop.weights], torch.ones_like(state))
+                state.backward(torch.ones_like(state))
 
     return run
 
