@@ -48,7 +48,7 @@ class _Network(NamedTuple):
 
 
 _NETWORKS = {
-    "rnn": _Network(256, 37, 125, 1.40, on_disk=37),
+    "rnn": _Network(256, 40, 125, 1.40, on_disk=37),
     "lstm": _Network(256, 340, 420, 1.45),
     "narrow lstm": _Network(128, 340, 500, 1.45),
 }

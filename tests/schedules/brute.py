@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from heapq import heappop, heappush
 from itertools import count
+from typing import Any
 
-Situation = tuple[int, int | None, int, int]
+Situation = tuple[Any, ...]
 Moves = Callable[[Situation], Iterable[tuple[float, Situation]]]
 
 
@@ -67,6 +68,52 @@ def fewest_evaluations(
         return situation[0] - situation[3].bit_count()  # each step that has no tape, at least once
 
     return int(_cheapest((steps, working, fixed, 0), legal, to_be_run))
+
+
+def cheapest_recordings(
+    steps: int, room: int, sizes: tuple[int, int, int], recording_cost: int
+) -> int:
+    """Return the least of runs of a step and of recordings, each of which counts as so many runs.
+
+    A recording is a row of tapes with nothing done in between. The step that is gone back through
+    as soon as it has run belongs to the row that it ends.
+    """
+    state, tape, tape_input = sizes
+
+    def fits(states: int, taped: int) -> bool:
+        used = states.bit_count() * state
+        for k in _members(taped):
+            otherwise_held = k == 0 or states >> k & 1 or taped >> (k - 1) & 1
+            used += tape - (tape_input if otherwise_held else 0)
+        return used <= room
+
+    def moves(situation: Situation) -> Iterable[tuple[float, Situation]]:
+        left, at, states, taped, records = situation
+        last = left - 1
+        below = (1 << last) - 1
+        begin = 0 if records else recording_cost
+        if taped >> last & 1:
+            yield 0, (last, None, states & below, taped & below, False)
+        elif at == last:
+            yield 1 + begin, (last, None, states & below, taped & below, False)
+        if at is not None and at < left:
+            yield 1, (left, at + 1, states, taped, False)
+            if at and not states >> at & 1:
+                yield 0, (left, at, states | 1 << at, taped, False)
+            if not taped >> at & 1:
+                yield 1 + begin, (left, at + 1, states, taped | 1 << at, True)
+        for k in _members(states):
+            yield 0, (left, at, states ^ 1 << k, taped, records)
+        for k in _members(taped):
+            # The tape that was made last belongs to a recording that may go on.
+            yield 0, (left, at, states, taped ^ 1 << k, records and k + 1 != at)
+        for k in _members(1 | states | taped << 1):
+            yield 0, (left, k, states, taped, False)
+
+    def legal(situation: Situation) -> Iterable[tuple[float, Situation]]:
+        return (move for move in moves(situation) if fits(*move[1][2:4]))
+
+    return int(_cheapest((steps, 0, 0, 0, False), legal, lambda s: s[0] - s[3].bit_count()))
 
 
 def cheapest_two_tiers(

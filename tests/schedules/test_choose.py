@@ -16,6 +16,7 @@ from remat.schedules import (
     simulate,
 )
 from remat.schedules.choose import default_checkpoints
+from tests.schedules.counting import recordings
 from tests.schedules.strategies import disks, thorough
 
 # ---- which class is chosen, and why
@@ -104,6 +105,29 @@ def test_the_disk_programme_is_left_out_where_it_cannot_be_the_best() -> None:
     plan = plan_loop(100, **room, disk=Disk(20, 0.5, 0.5))
     assert "multistage" not in [option.name for option in options_of(plan)]
     assert plan.best.cost <= Multistage(100, 5, 20, 0.5, 0.5).cost
+
+
+@given(
+    st.integers(0, 60),
+    st.integers(0, 20),
+    st.integers(0, 3),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.none() | st.just(Disk(8, 0.5, 0.5)),
+)
+@thorough
+def test_recordings_are_part_of_the_cost(
+    steps: int, slots: int, cost: int, state: int, more: int, disk: Disk | None
+) -> None:
+    room = {"slots": slots, "state_bytes": state, "tape_bytes": state + more}
+    plan = plan_loop(
+        steps, **room, tape_input_bytes=state, recording_cost=cost, disk=disk, tolerance=0.02
+    )
+    for option in options_of(plan):
+        work = simulate(option.schedule, steps)
+        on_disk = work.reads[Tier.DISK] + work.writes[Tier.DISK]
+        expected = work.evaluations + 0.5 * on_disk
+        assert option.cost == expected + cost * recordings(option.schedule)
 
 
 def test_only_a_plan_for_the_disk_asks_for_disk_slots() -> None:

@@ -9,6 +9,7 @@ from itertools import islice
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from remat.schedules import (
     Backward,
@@ -25,7 +26,15 @@ from remat.schedules import (
     Uniform,
     simulate,
 )
-from tests.schedules.strategies import Limited, any_schedule, in_memory, thorough
+from tests.schedules.counting import recordings
+from tests.schedules.strategies import (
+    Limited,
+    any_schedule,
+    blocks,
+    in_memory,
+    staged,
+    thorough,
+)
 
 LONG = [
     Revolve(50_000, 20),
@@ -222,3 +231,9 @@ def test_what_is_no_whole_number_is_refused_by_name(build, name: str, value: obj
 def test_a_disk_cost_that_is_no_number_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(TypeError, match=name):
         Multistage(5, 1, 1, **{name: value})
+
+
+@given(st.one_of(blocks(), staged()))
+@thorough
+def test_blocks_make_as_many_recordings_as_they_say(limited: Limited) -> None:
+    assert recordings(limited.schedule) == limited.schedule.recordings

@@ -4,7 +4,8 @@ from hypothesis import strategies as st
 
 from remat.schedules import Mixed, Revolve, Sizes, StoreAll, simulate
 from tests.schedules import theory
-from tests.schedules.brute import fewest_evaluations
+from tests.schedules.brute import cheapest_recordings, fewest_evaluations
+from tests.schedules.counting import recordings
 from tests.schedules.strategies import slots, steps, thorough, unlike_sizes
 
 
@@ -82,3 +83,37 @@ def test_answers_do_not_depend_on_what_was_asked_before() -> None:
     first = {q: list(Mixed(*q, Sizes(1, 3, 0))) for q in asked}
     again = {q: list(Mixed(*q, Sizes(1, 3, 0))) for q in reversed(asked)}
     assert first == again
+
+
+# --- where going back costs something each time -------------------------------------------------
+
+
+@pytest.mark.parametrize("cost", [1, 2, 5])
+@pytest.mark.parametrize("room", range(0, 9, 2))
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_is_the_best_with_recordings(sizes: tuple[int, int, int], room: int, cost: int) -> None:
+    predicted = [Mixed(n, room, Sizes(*sizes), cost).cost for n in range(8)]
+    assert predicted == [cheapest_recordings(n, room, sizes, cost) for n in range(8)]
+
+
+@given(steps, st.integers(0, 60), unlike_sizes(), st.integers(1, 5))
+@thorough
+def test_does_what_it_says_with_recordings(n: int, room: int, sizes: Sizes, cost: int) -> None:
+    schedule = Mixed(n, room, sizes, cost)
+    run = simulate(schedule, n, memory=room, sizes=sizes)
+    assert run.evaluations == schedule.evaluations
+    assert run.evaluations + cost * recordings(schedule) == schedule.cost
+
+
+@given(steps, st.integers(0, 60), unlike_sizes(), st.integers(1, 5))
+@thorough
+def test_recordings_are_traded_for_evaluations(n: int, room: int, sizes: Sizes, cost: int) -> None:
+    free, dear = Mixed(n, room, sizes), Mixed(n, room, sizes, cost)
+    assert free.evaluations <= dear.evaluations
+    assert dear.cost <= free.evaluations + cost * recordings(free)
+
+
+def test_half_the_recordings_for_a_thousandth_of_the_work() -> None:
+    free, dear = (Mixed(1000, 36, Sizes(1, 2, 1), cost) for cost in (0, 1))
+    assert (free.evaluations, recordings(free)) == (2303, 118)
+    assert (dear.evaluations, recordings(dear)) == (2306, 44)

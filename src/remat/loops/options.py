@@ -43,6 +43,7 @@ class Measured(NamedTuple):
     tape_bytes: int  # with the step's input and output
     working_bytes: int  # what a pass needs beside its checkpoints
     input_bytes: int = 0  # of a step, on its tape; 0: as many as those of a state that is held
+    recording_cost: int = 0  # in steps: of going back once, through however many tapes
 
     def stored(self, nbytes: int) -> Measured:
         """Return the same for states that take so many bytes where they rest."""
@@ -116,6 +117,7 @@ class LoopOptions:
                 tape_input_bytes=measured.input_bytes or measured.state_bytes,
                 tolerance=0.0 if disk else _TOLERANCE,
                 disk=disk,
+                recording_cost=measured.recording_cost,
             )
         return self._fixed(self.slots)
 
@@ -142,13 +144,14 @@ class LoopOptions:
             yield Advance(at, self.steps)
 
     def _within_budget(self, measured: Measured, disk: Disk | None) -> Schedule:
-        state, tape, working, given = measured
+        state, tape, working, given, recording_cost = measured
         budget = parse_memory(self.memory_budget, self.steps, measured)
         everything = working + (self.steps - 1) * (tape - (given or state))
         if self.schedule == "auto" and everything <= budget:
             return StoreAll(self.steps)
         if self.schedule == "auto":
-            table = 4 * (self.steps + 1) * (budget // state + 1)  # of the exact programme
+            # Of the exact programme.
+            table = (8 if recording_cost else 4) * (self.steps + 1) * (budget // state + 1)
             exact = table <= budget // 10
             return _plan(
                 self.steps,
@@ -159,6 +162,7 @@ class LoopOptions:
                 working_bytes=min(budget, working + table * exact),
                 exact=exact,
                 disk=disk,
+                recording_cost=recording_cost,
             )
         if self.schedule == "all" and everything > budget:
             raise BudgetTooSmallError(
@@ -204,7 +208,7 @@ def check_budget(num_checkpoints: int | None, memory_budget: Budget | None) -> N
 
 def parse_memory(budget: Budget | None, steps: int, measured: Measured) -> int:
     """Return a budget in bytes, and say so if not even one step fits into it."""
-    state, tape, working, given = measured
+    state, tape, working, given, _ = measured
     assert budget is not None
     size = parse_budget(budget, whole=working + max(0, steps - 1) * (tape - (given or state)))
     if size < working:

@@ -46,11 +46,15 @@ class Blocks:
     def evaluations(self) -> int:
         return block_runs(self.steps, self.block, self.slots)
 
+    @property
+    def recordings(self) -> int:
+        """How many runs of tapes are made: one for each block."""
+        return -(-self.steps // self.block)
+
     def peak(self, sizes: Sizes) -> int:
         """Return the most that is held at a time."""
-        blocks = -(-self.steps // self.block)
         # Why -2? As for Revolve: neither the first block's state nor the last one's is saved.
-        states = min(self.slots, max(0, blocks - 2))
+        states = min(self.slots, max(0, self.recordings - 2))
         return states * sizes.state + tapes_of_block(self.steps, self.block, sizes)
 
     def __iter__(self) -> Iterator[Action]:

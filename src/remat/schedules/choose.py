@@ -43,7 +43,7 @@ class Option:
     name: str
     schedule: Schedule
     evaluations: int
-    cost: float  # in forward steps: evaluations, disk reads and disk writes
+    cost: float  # in forward steps: evaluations, recordings, disk reads and disk writes
     sizes: Sizes
     working_bytes: int
 
@@ -99,6 +99,7 @@ def plan_loop(
     tape_input_bytes: int | str = 0,
     working_bytes: int | str | None = None,
     disk: Disk | None = None,
+    recording_cost: int = 0,
     tolerance: float = 0.0,
     exact: bool = True,
 ) -> LoopPlan:
@@ -108,9 +109,11 @@ def plan_loop(
     (the peak of the whole pass). `tape_bytes` is what one held step takes, its output included;
     `tape_input_bytes` of it are the step's input, not paid twice where that is held anyway.
     Without `tape_bytes` only states are held. `working_bytes` is what the pass needs beside its
-    checkpoints, by default one state and one tape. With a `tolerance` of 0.01, up to one percent
-    more forward work is accepted for the sake of a lower peak. The exact programme for states and
-    tapes keeps a table of 4 bytes for each step and state that fits; `exact=False` does without.
+    checkpoints, by default one state and one tape. `recording_cost` is for a runner that goes back
+    through several tapes at once: what that costs it each time beside the steps, in forward steps.
+    With a `tolerance` of 0.01, up to one percent more forward work is accepted for the sake of a
+    lower peak. The exact programme for states and tapes keeps a table of 4 bytes for each step and
+    state that fits (8 with a `recording_cost`); `exact=False` does without.
 
     >>> plan = plan_loop(1000, memory_bytes="64MB", state_bytes="1MB", tape_bytes="3MB")
     >>> plan.name, plan.evaluations
@@ -126,7 +129,9 @@ def plan_loop(
     _check_disk(disk)
     sizes, working = _read_sizes(state_bytes, tape_bytes, tape_input_bytes, working_bytes, slots)
     room = _read_room(steps, slots, memory_bytes, sizes, working)
-    loop = _Loop(steps, sizes, working, disk, tapes=tape_bytes is not None, exact=exact)
+    recording_cost = whole_number(recording_cost, "recording_cost")
+    tapes = tape_bytes is not None
+    loop = _Loop(steps, sizes, working, disk, recording_cost, tapes=tapes, exact=exact)
     options = list(loop.options(room))
     best = min(options, key=_rank)
     if tolerance:
@@ -198,6 +203,7 @@ class _Loop:
     sizes: Sizes
     working: int
     disk: Disk | None
+    recording_cost: int
     tapes: bool
     exact: bool
 
@@ -210,36 +216,35 @@ class _Loop:
     def disk_slots(self) -> int:
         return min(self.disk.slots, self._affordable_slots) if self.disk else 0
 
-    def option(self, name: str, schedule: Schedule, cost: float | None = None) -> Option:
-        evaluations = schedule.evaluations
-        price = float(evaluations if cost is None else cost)
-        return Option(name, schedule, evaluations, price, self.sizes, self.working)
+    def option(self, name: str, schedule: Schedule, cost: float, recordings: int) -> Option:
+        price = float(cost + self.recording_cost * recordings)
+        return Option(name, schedule, schedule.evaluations, price, self.sizes, self.working)
 
     def options(self, room: int) -> Iterator[Option]:
         steps, sizes = self.steps, self.sizes
         slots = room // sizes.state
-        yield self.option("revolve", Revolve(steps, slots))
-        yield self.option("uniform", Uniform(steps, slots))
+        for name, states in ("revolve", Revolve(steps, slots)), ("uniform", Uniform(steps, slots)):
+            yield self.option(name, states, states.evaluations, recordings=steps)
         if self.tapes:
             if (steps - 1) * (sizes.tape - sizes.tape_input) <= room:
-                yield self.option("all", StoreAll(steps))
+                yield self.option("all", StoreAll(steps), steps, recordings=min(1, steps))
             blocks = best_blocks(steps, room, sizes)
             if blocks is not None:
-                yield self.option("blocks", blocks)
-            mixed = _mixed(steps, room, sizes)
+                yield self.option("blocks", blocks, blocks.evaluations, blocks.recordings)
+            mixed = _mixed(steps, room, sizes, self.recording_cost)
             if mixed is not None and (self.exact or mixed.has_closed_form):
-                yield self.option("mixed", mixed)
+                yield self.option("mixed", mixed, mixed.cost, recordings=0)  # they are in its cost
         if self.disk is not None:
             costs = self.disk.write_cost, self.disk.read_cost
             staged = best_staged(steps, room, self.disk.slots, sizes, *costs, tapes=self.tapes)
             if staged is not None:
-                yield self.option("staged", staged, staged.cost)
+                yield self.option("staged", staged, staged.cost, staged.recordings)
             slots = min(slots, self._affordable_slots)
             # Without tapes it would be no cheaper than this, even if the disk took no time.
             least = Revolve(steps, slots + self.disk_slots).evaluations
             if self.disk_slots and (staged is None or least < staged.cost):
                 tiers = Multistage(steps, slots, self.disk_slots, *costs)
-                yield self.option("multistage", tiers, tiers.cost)
+                yield self.option("multistage", tiers, tiers.cost, recordings=steps)
 
     def thriftiest(self, room: int, allowed: float) -> Option:
         """Return the best option of the least room in which the cost is still allowed."""
@@ -254,19 +259,19 @@ class _Loop:
         return min(self.options(high), key=_rank)
 
 
-def _mixed(steps: int, room: int, sizes: Sizes) -> Mixed | None:
+def _mixed(steps: int, room: int, sizes: Sizes, recording_cost: int) -> Mixed | None:
     """Return the exact programme in a unit that does not depend on the room, if it is affordable.
 
     The unit depends on the sizes alone and the table is cut off at a width that depends on the
     steps alone: so more room never gives a worse plan.
     """
-    if sizes.state == sizes.tape and not sizes.tape_input:
+    if sizes.state == sizes.tape and not sizes.tape_input and not recording_cost:
         return Mixed(steps, room // sizes.state)
     units, unit = _coarse(sizes)
     width = min(int(room / unit), 2 * _MIXED_WORK // max(1, steps * steps))
     if width < units.state or steps > 5000:
         return None
-    return Mixed(steps, width, units)
+    return Mixed(steps, width, units, recording_cost)
 
 
 def _coarse(sizes: Sizes) -> tuple[Sizes, float]:

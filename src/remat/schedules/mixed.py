@@ -16,6 +16,12 @@ A tape finds its input there already and pays `tape - tape_input`, or takes the 
 that the stretch started from, if that has a slot of its own. (So a tape further ahead is a state
 there, and then the next tape.) Brute force over all schedules finds nothing better on the small
 cases that the tests go through.
+
+A *recording* is steps whose tapes are made one after another, the last of which may need none:
+whoever goes back through it as a whole pays for that once. If it costs something, a stretch that
+comes right after a tape is another question than one that does not: J(n, r), where one more tape
+is part of the same recording. Counted as one evaluation, the recordings may become half as many for
+a thousandth of the evaluations.
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
-from .actions import Action, Sizes, Tier
+from .actions import Action, Advance, Sizes, Tier
 from .check import keep_whole, whole_number
 from .revolve import advances, split
 from .walk import Decision, Hold, Run, walk
@@ -44,20 +50,26 @@ _ONE_SLOT_EACH = Sizes()
 class Mixed:
     """The fewest evaluations when `room` is shared by states and tapes.
 
-    The unit of `room` is that of `sizes`; with the default sizes it is slots.
+    The unit of `room` is that of `sizes`; with the default sizes it is slots. With a
+    `recording_cost` it is the least of evaluations and recordings, each of which counts as so many
+    evaluations: for whoever goes back through several tapes at once, and pays for each time.
 
     >>> Mixed(1000, 30).evaluations
     2442
     >>> Mixed(1000, 64_000, Sizes(state=2_000, tape=6_000, tape_input=2_000)).evaluations
     2730
+    >>> some, fewer = (Mixed(1000, 36, Sizes(1, 2, 1), recording_cost=c) for c in (0, 1))
+    >>> some.evaluations, fewer.evaluations, fewer.cost
+    (2303, 2306, 2350)
     """
 
     steps: int
     room: int
     sizes: Sizes = _ONE_SLOT_EACH
+    recording_cost: int = 0
 
     def __post_init__(self) -> None:
-        keep_whole(self, steps=0, room=0)
+        keep_whole(self, steps=0, room=0, recording_cost=0)
         state = whole_number(self.sizes.state, "sizes.state", least=1)
         tape = whole_number(self.sizes.tape, "sizes.tape", least=state)
         tape_input = whole_number(self.sizes.tape_input, "sizes.tape_input")
@@ -69,12 +81,21 @@ class Mixed:
 
     @property
     def has_closed_form(self) -> bool:
-        return self.sizes.state == self.sizes.tape and not self.sizes.tape_input
+        state, tape, tape_input = self.sizes
+        return state == tape and not tape_input and not self.recording_cost
 
     @property
     def evaluations(self) -> int:
+        if not self.recording_cost:
+            return self.cost
+        # Each step is run with a tape, or right before going back through it, just once.
+        return self.steps + sum(a.stop - a.start for a in self if isinstance(a, Advance))
+
+    @property
+    def cost(self) -> int:
+        """The evaluations, and what the recordings cost."""
         planner, room = self._planner()
-        return planner.evaluations(self.steps, room)
+        return planner.cost(self.steps, room)
 
     def __iter__(self) -> Iterator[Action]:
         planner, room = self._planner()
@@ -87,11 +108,11 @@ class Mixed:
         unit = gcd(state, tape, tape_input)
         room = min(self.room, self.steps * tape) // unit
         sizes = Sizes(state // unit, tape // unit, tape_input // unit)
-        return _programme(self.steps, room, sizes), room
+        return _programme(self.steps, room, sizes, self.recording_cost), room
 
 
 class _EqualSizes:
-    def evaluations(self, steps: int, slots: int) -> int:
+    def cost(self, steps: int, slots: int) -> int:
         return advances(steps + 1, slots)
 
     def decide(self, length: int, tier: Tier, slots: int) -> Decision[int]:
@@ -100,53 +121,64 @@ class _EqualSizes:
         return Hold(split(length + 1, slots) - 1, Tier.TAPE, slots - 1)
 
 
-_latest: dict[tuple[int, Sizes], _Programme] = {}
+_latest: dict[tuple[int, Sizes, int], _Programme] = {}
 
 
-def _programme(steps: int, room: int, sizes: Sizes) -> _Programme:
+def _programme(steps: int, room: int, sizes: Sizes, recording_cost: int) -> _Programme:
     """Return tables that are wide enough: those for more room answer for less room, too."""
-    known = _latest.get((steps, sizes))
+    key = steps, sizes, recording_cost
+    known = _latest.get(key)
     if known is None or known.room < room:
-        known = _Programme(steps, room, sizes)
-        _latest[steps, sizes] = known
+        known = _latest[key] = _Programme(steps, room, sizes, recording_cost)
         if len(_latest) > 4:
             _latest.pop(next(iter(_latest)), None)
     return known
 
 
 class _Programme:
-    """The tables E[length, room] and, where they differ, those of a start in a slot of its own."""
+    """The table E[length, room] and, where they differ, those of other starts.
 
-    def __init__(self, steps: int, room: int, sizes: Sizes) -> None:
+    They are a start in a slot of its own, and one right after a tape.
+    """
+
+    def __init__(self, steps: int, room: int, sizes: Sizes, recording_cost: int) -> None:
         self.room = room
         self.sizes = sizes
+        self.once = recording_cost
         # A state in a slot can be given up for the tape of its step, if that does not contain it.
         self.gain = sizes.state - sizes.tape_input
         shape = (steps + 1, room + 1)
         self.fixed: Table = np.full(shape, _NEVER, dtype=np.int32)
         self.slotted: Table = np.full(shape, _NEVER, dtype=np.int32) if self.gain else self.fixed
+        self.joined: Table = np.full(shape, _NEVER, dtype=np.int32) if self.once else self.fixed
         self._fill(steps)
         self.decide = lru_cache(maxsize=512)(self._decide)
 
-    def evaluations(self, steps: int, room: int) -> int:
+    def cost(self, steps: int, room: int) -> int:
         return int(self.fixed[steps, room])
 
     def _fill(self, steps: int) -> None:
         tables = (self.fixed, self.slotted) if self.gain else (self.fixed,)
+        self.joined[0] = 0
+        self.joined[1:2] = 1
         for table in tables:
             table[0] = 0
-            table[1:2] = 1
+            table[1:2] = 1 + self.once
         # left[k] = k + E(k, room): what the steps before a held state cost, their sweep included
         lefts = [table + np.arange(steps + 1, dtype=np.int32)[:, None] for table in tables]
         buffer = np.empty((max(1, steps), self.room + 1), dtype=np.int32)
         for length in range(2, steps + 1):
             # First the start that has no slot: what is in a slot may become one of those.
             for table, left in zip(tables, lefts, strict=True):
-                best = length + table[length - 1]
-                self._hold_at_once(best, length, own_slot=table is not self.fixed)
+                best = length + self.once + table[length - 1]
+                self._hold_at_once(best, length, self.once, own_slot=table is not self.fixed)
                 self._hold_ahead(best, left[1:length], self.slotted[length - 1 : 0 : -1], buffer)
                 table[length] = best
                 left[length] = best + length
+            if self.once:
+                best = self.joined[length]
+                best[:] = self.fixed[length]
+                self._hold_at_once(best, length, 0, own_slot=False)
 
     def _hold_ahead(self, best: Table, left: Table, right: Table, buffer: Table) -> None:
         """Lower `best` to the best place for a state, over all rooms at once."""
@@ -156,11 +188,11 @@ class _Programme:
             np.add(left[:, state:], right[:, : room - state], out=sums)
             np.minimum(best[state:], sums.min(axis=0), out=best[state:])
 
-    def _hold_at_once(self, best: Table, length: int, *, own_slot: bool) -> None:
+    def _hold_at_once(self, best: Table, length: int, once: int, *, own_slot: bool) -> None:
         cost = self._cost_at_once(own_slot=own_slot)
         if cost <= self.room:
-            right = self.fixed[length - 1, : self.room + 1 - cost]
-            np.minimum(best[cost:], 1 + right, out=best[cost:])
+            right = self.joined[length - 1, : self.room + 1 - cost]
+            np.minimum(best[cost:], 1 + once + right, out=best[cost:])
 
     def _cost_at_once(self, *, own_slot: bool) -> int:
         return self.sizes.tape - (self.sizes.state if own_slot else self.sizes.tape_input)
@@ -172,13 +204,23 @@ class _Programme:
         own_slot = bool(self.gain) and tier is Tier.MEMORY
         table = self.slotted if own_slot else self.fixed
         best = table[length, room]
-        if best == length + table[length - 1, room]:
+        if best == length + self.once + table[length - 1, room]:
             return Run()
         cost = self._cost_at_once(own_slot=own_slot)
-        if cost <= room and best == 1 + self.fixed[length - 1, room - cost]:
-            return Hold(0, Tier.TAPE, room - cost)
+        if cost <= room and best == 1 + self.once + self.joined[length - 1, room - cost]:
+            tapes = self._more_tapes(length - 1, room - cost)
+            room -= cost + tapes * self._cost_at_once(own_slot=False)
+            return Hold(0, Tier.TAPE, room, tapes=1 + tapes)
         room -= self.sizes.state
         sums = np.arange(1, length) + table[1:length, room + self.sizes.state]
         sums += self.slotted[length - 1 : 0 : -1, room]
         (places,) = np.nonzero(sums == best)
         return Hold(int(places[-1]) + 1, Tier.MEMORY, room)
+
+    def _more_tapes(self, length: int, room: int) -> int:
+        """Return how many tapes are to follow one that was just made, in the same recording."""
+        tapes = 0
+        while length > 1 and self.joined[length, room] < self.fixed[length, room]:
+            length, room = length - 1, room - self._cost_at_once(own_slot=False)
+            tapes += 1
+        return tapes

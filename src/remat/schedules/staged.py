@@ -66,6 +66,12 @@ class Staged:
         return self.steps - self.part + block_runs(first, self.block, self.slots) + runs
 
     @property
+    def recordings(self) -> int:
+        """How many runs of tapes are made: one for each block of a part."""
+        first = self.steps - (self.parts - 1) * self.part
+        return (self.parts - 1) * -(-self.part // self.block) + -(-first // self.block)
+
+    @property
     def cost(self) -> float:
         """Return the time in forward steps: evaluations, reads and writes."""
         return self.evaluations + self.disk_slots * (self.write_cost + self.read_cost)
