@@ -26,7 +26,7 @@ imports: $(VENV)/.test
 	$(BIN)/lint-imports
 
 tests: $(VENV)/.test
-	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered
+	$(BIN)/pytest --numprocesses=auto --dist=worksteal --cov --cov-report=term-missing:skip-covered
 
 N ?= 1000
 fuzz: $(VENV)/.test                ## N random programs against plain autograd: make fuzz N=10000

@@ -12,8 +12,7 @@ losses) leads to them, and a gradient that comes to them that way would go no fu
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn
 from weakref import ref
@@ -25,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from ...errors import UnsupportedError
 from .reach import Reach
 
-__all__ = ["Captures", "gradients_of"]
+__all__ = ["Captures", "Guard"]
 
 _AccumulateGrad = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
@@ -38,7 +37,7 @@ class _Table:
         self.leaves: list[Tensor] = []  # as the graph of a step knows them
         self.numbers: dict[int, int] = {}  # of leaves, by id; they are held, so ids stay
         self.is_complete = False
-        self.guard = _Guard()
+        self.guard = Guard()
         self.hooks = {0: self.guard}  # of leaves that are the loop's own
 
     def add(self, source: Tensor, leaf: Tensor) -> int:
@@ -264,7 +263,7 @@ class _StandIns(TorchFunctionMode):
         return value
 
 
-class _Guard:
+class Guard:
     """Stops gradients that come to a loop's leaves while the loop neither runs nor goes back."""
 
     def __init__(self) -> None:
@@ -285,53 +284,6 @@ class _Guard:
             yield
         finally:
             self._runs -= 1
-
-
-class _Thread(threading.local):
-    quiet = False  # while parts of gradients are computed
-
-
-_thread = _Thread()
-
-
-class _Hook:
-    """A hook of somebody else's leaf: it is for whole gradients, not for those of single steps."""
-
-    def __init__(self, hook: Callable[[Tensor], Any]) -> None:
-        self._hook = hook
-
-    def __call__(self, gradient: Tensor) -> Any:
-        return None if _thread.quiet else self._hook(gradient)
-
-
-def gradients_of(
-    ends: Sequence[Tensor],
-    own: Sequence[Tensor],
-    captured: Sequence[Tensor],
-    seeds: Sequence[Tensor],
-    *,
-    retain_graph: bool = False,
-) -> Sequence[Tensor | None]:
-    """Go back from ends of a step to its leaves, and call no hooks of what it closes over."""
-    hooked = [leaf._backward_hooks for leaf in captured if leaf._backward_hooks]
-    for hooks in hooked:
-        for key, hook in hooks.items():
-            if type(hook) not in (_Hook, _Guard):
-                hooks[key] = _Hook(hook)
-    before, _thread.quiet = _thread.quiet, bool(hooked) or _thread.quiet
-    try:
-        return torch.autograd.grad(
-            ends, [*own, *captured], seeds, allow_unused=True, retain_graph=retain_graph
-        )
-    except RuntimeError as error:
-        if "a second time" in str(error):
-            error.add_note(
-                "A step of a checkpointed loop uses what an earlier step has computed and put "
-                "aside; compute it before the loop, or in every step"
-            )
-        raise
-    finally:
-        _thread.quiet = before
 
 
 def _refuse(step: int, why: str) -> NoReturn:

@@ -34,7 +34,8 @@ from ...stores import MemoryStore, Store
 from .reach import Reach
 from .recorder import without_recorder
 from .scans import Outputs, PerStep
-from .steps import Gradients, HeldState, LiveState, Recording, Steps
+from .states import Gradients, HeldState, LiveState, Recording
+from .steps import Steps
 
 __all__ = ["run_loop", "run_while"]
 
@@ -250,8 +251,7 @@ class _Pass:
             self.account.rounded(run.storing_error)
         finally:
             steps.outputs.gradients = ()
-        captured = [steps.sums.get(i) for i in range(len(steps.captures.sources))]
-        found = [*state, *steps.inputs.gradients, *captured]
+        found = [*state, *steps.inputs.gradients, *steps.back.gathered]
         steps.start_gradients()
         return [found[i] for i in self.slots]
 

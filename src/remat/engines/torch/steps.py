@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from ... import trees
@@ -21,45 +20,25 @@ from ...errors import UnsupportedError
 from ...loops import Measured
 from ...stores import Arrays
 from .arrays import TorchArrays
-from .captures import Captures, gradients_of
+from .back import WayBack
+from .captures import Captures
 from .comparing import difference_of
-from .effects import Around, Effects, StepWatch
-from .kinds import is_ordinary
+from .effects import Effects, StepWatch
 from .reach import Reach
-from .records import version_of
 from .scans import Outputs, PerStep
+from .states import (
+    Gradients,
+    HeldState,
+    LiveState,
+    Recording,
+    compact,
+    refuse_shared,
+    state_of,
+    tensors_of,
+    versions_of,
+)
 
-__all__ = ["Gradients", "HeldState", "LiveState", "Outputs", "PerStep", "Recording", "Steps"]
-
-Gradients = list[Tensor | None]  # one for each leaf of the state; None is zero
-
-
-class LiveState(NamedTuple):
-    """A state between two steps: its leaves, without history, and which of them had one."""
-
-    leaves: list[Any]
-    tracked: list[bool]
-
-
-class HeldState(NamedTuple):
-    """A state at rest, and what belongs to it."""
-
-    leaves: list[Any]
-    tracked: list[bool]
-    versions: list[int]
-    around: Around
-
-
-class Recording(NamedTuple):
-    """Steps with their tape, which is the graph behind their results."""
-
-    own: list[Any]  # leaves of the graph: the state
-    inputs: list[list[Any]]  # and the entries of `xs`, for each step
-    results: list[Any]  # the state, with its graph
-    outputs: list[list[Any]]  # for each step
-    used: list[int]  # numbers of captures
-    before: HeldState
-    after: HeldState
+__all__ = ["Steps"]
 
 
 class Steps:
@@ -82,6 +61,7 @@ class Steps:
         self.call = call
         self.structure = structure
         self.captures = Captures(reach)
+        self.back = WayBack(self.captures)
         self.effects = Effects(reach)
         self.numbers = reach.numbers
         self.inputs = inputs
@@ -98,7 +78,7 @@ class Steps:
 
     def start_gradients(self) -> None:
         """Forget the gradients gathered so far."""
-        self.sums: dict[int, Tensor] = {}  # gradients of captures, by their numbers
+        self.back.start()
         self.inputs.start_gradients()
 
     # -- verbs ---------------------------------------------------------------------------------
@@ -127,7 +107,7 @@ class Steps:
             if step + 1 < stop:
                 own = self._own_of(results)
             else:
-                state = _state_of(results)
+                state = state_of(results)
             del inputs, results, outputs  # and with them the graph
             if len(self.captures) > known:
                 self.captures.release(known)
@@ -164,16 +144,16 @@ class Steps:
             elif checks_numbers:
                 self.numbers.check(step, before, results)
             if step + 1 < stop:
-                results = [_compact(r) if isinstance(r, Tensor) else r for r in results]
+                results = [compact(r) if isinstance(r, Tensor) else r for r in results]
             if output:
                 self.outputs.keep(output, step)
             outputs.append(output)
         if not is_new:
-            ends = _tensors([*results, *itertools.chain(*outputs)])
+            ends = tensors_of([*results, *itertools.chain(*outputs)])
             mine = itertools.chain(own, *inputs)
             used = dict.fromkeys(self.captures.used_by(ends, mine, start, stop))
         self.captures.recorded(used)
-        after = self._held(*_state_of(results))
+        after = self._held(*state_of(results))
         self.seconds += time.perf_counter() - started
         return Recording(own, inputs, results, outputs, list(used), held, after)
 
@@ -184,32 +164,10 @@ class Steps:
         return recorded.after
 
     def step_back(self, recorded: Recording, gradient: Gradients, start: int) -> Gradients:
-        ends, seeds = [], []
         pairs = [*zip(recorded.results, gradient, strict=True)]
         for step, outputs in enumerate(recorded.outputs, start):
             pairs += zip(outputs, self.outputs.seeds(step), strict=True)
-        for end, seed in pairs:
-            if seed is not None and isinstance(end, Tensor) and end.requires_grad:
-                ends.append(end)
-                seeds.append(seed)
-        own = _differentiable([*recorded.own, *itertools.chain(*recorded.inputs)])
-        captured = [self.captures.leaves[number] for number in recorded.used]
-        if not ends or not (own or captured):
-            return [None] * len(gradient)
-        known = [number for number in recorded.used if number in self.sums]
-        if known:
-            sums = [self.sums.pop(number) for number in known]
-            ends.append(_SoFar.apply(sums, *(self.captures.leaves[n] for n in known)))
-            seeds.append(torch.zeros_like(ends[-1]))
-            del sums
-        found = gradients_of(ends, [*own.values()], captured, seeds)
-        del ends, seeds
-        for number, total in zip(recorded.used, found[len(own) :], strict=True):
-            if total is not None:
-                self.sums[number] = total
-        gradients: Gradients = [None] * (len(gradient) + sum(map(len, recorded.inputs)))
-        for place, part in zip(own, found, strict=False):
-            gradients[place] = part
+        gradients = self.back.through(recorded, pairs)
         at = len(gradient)
         for step, inputs in enumerate(recorded.inputs, start):
             self.inputs.gather(step, gradients[at : at + len(inputs)])
@@ -229,7 +187,7 @@ class Steps:
 
     def together(self, leaves: list[Any], rest: Any) -> HeldState:
         tracked, around = rest
-        return HeldState(leaves, tracked, _versions(leaves), around)
+        return HeldState(leaves, tracked, versions_of(leaves), around)
 
     def now(self, held: HeldState) -> HeldState:
         return self._held(held.leaves, held.tracked)
@@ -266,13 +224,13 @@ class Steps:
         captures, tracked = self.captures, False
         for step in range(start, stop):
             known, is_new = len(captures), step >= self._reached
-            versions = _versions([state]) if is_new else None
+            versions = versions_of([state]) if is_new else None
             new = self._call_bare(state, step)
             if is_new:
-                if _versions([state]) != versions:
+                if versions_of([state]) != versions:
                     raise _writes_in_place(step)
                 self._search([new], [state], step)
-            (state,), (tracked,) = _state_of([new])
+            (state,), (tracked,) = state_of([new])
             if tracked and step + 1 < stop:
                 captures.mark_as_own(state.requires_grad_())
             del new  # and with it the graph
@@ -285,7 +243,7 @@ class Steps:
         for step in range(start, stop - 1):
             state = self._call_bare(state, step)
             if isinstance(state, Tensor):
-                state = _compact(state)
+                state = compact(state)
         return self._call_bare(state, stop - 1)
 
     def _call_bare(self, state: Any, step: int) -> Any:
@@ -301,7 +259,7 @@ class Steps:
     ) -> tuple[list[Any], list[Any]]:
         """Run a step over these leaves; return its results and its outputs, with their graph."""
         given = own + inputs if inputs else own
-        versions = _versions(given) if is_new else []
+        versions = versions_of(given) if is_new else []
         if self._works_in_place:
             copies = {id(leaf): leaf.clone() for leaf in given if isinstance(leaf, Tensor)}
             given = [copies.get(id(leaf), leaf) for leaf in given]
@@ -319,22 +277,22 @@ class Steps:
             error.add_note(_place(step))
             raise
         # (Whoever does not write in place on the way ahead does not do so later on.)
-        if is_new and _versions(own + inputs if inputs else own) != versions:
+        if is_new and versions_of(own + inputs if inputs else own) != versions:
             raise _writes_in_place(step)
         results = [new] if self._single and type(new) is Tensor else self._checked(new, step)
         if is_new and self._works_in_place:
-            _refuse_shared(results, step)
+            refuse_shared(results, step)
             if not step:
-                _refuse_shared(own, step)
+                refuse_shared(own, step)
         return results, self.outputs.flat(output) if self.outputs.wanted else []
 
     def _search(self, ends: list[Any], given: list[Any], step: int) -> list[int]:
         """Find what a step that was run for the first time closes over."""
-        tensors = _tensors(ends)
+        tensors = tensors_of(ends)
         if not self._reached:
             self._needs_gradients |= any(tensor.requires_grad for tensor in tensors)
         self._reached = step + 1
-        return self.captures.met_by(tensors, _tensors(given), step)
+        return self.captures.met_by(tensors, tensors_of(given), step)
 
     def _own(self, state: LiveState | HeldState) -> list[Any]:
         """Return a state as leaves of a graph, which require grad where the state had a history."""
@@ -349,8 +307,8 @@ class Steps:
         """Return what a step has made as leaves of the next one's graph."""
         result = results[0] if self._single else None
         if type(result) is not Tensor:
-            return self._marked(_state_of(results))
-        own = _compact(result.detach())
+            return self._marked(state_of(results))
+        own = compact(result.detach())
         if result.requires_grad:
             self.captures.mark_as_own(own.requires_grad_())
         return [own]
@@ -397,10 +355,10 @@ class Steps:
     # -- what belongs to a state ---------------------------------------------------------------
 
     def _held(self, leaves: list[Any], tracked: list[bool]) -> HeldState:
-        return HeldState(leaves, tracked, _versions(leaves), self.effects.around())
+        return HeldState(leaves, tracked, versions_of(leaves), self.effects.around())
 
     def _go_to(self, held: HeldState) -> None:
-        if _versions(held.leaves) != held.versions:
+        if versions_of(held.leaves) != held.versions:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: a state that a checkpointed loop holds was written to since; "
@@ -424,7 +382,9 @@ class Steps:
         self.plain_bytes = made
         captured = sum(map(self.arrays.nbytes, self.captures.sources))
         if exactly:
-            peak = self._trial(recorded, first) + 2 * captured
+            with first:
+                self.back.try_out(recorded)
+            peak = first.peak_bytes + 2 * captured
         else:
             peak = state_bytes + 2 * made + 3 * captured
         # Beside going back through a step: the working state, the state to compare with, and, in
@@ -433,36 +393,6 @@ class Steps:
         return recorded, Measured(
             state_bytes, made + state_bytes, working, recording_cost=_RECORDING_COST
         )
-
-    def _trial(self, recorded: Recording, first: StepWatch) -> int:
-        """Go back through a step for nothing, and return the peak."""
-        ends = [r for r in _tensors(recorded.results) if r.requires_grad]
-        wanted = [*_differentiable([*recorded.own, *recorded.inputs[0]]).values()]
-        captured = [self.captures.leaves[number] for number in recorded.used]
-        if ends and (wanted or captured):
-            with first:
-                seeds = [torch.zeros_like(end) for end in ends]
-                gradients_of(ends, wanted, captured, seeds, retain_graph=True)
-        return first.peak_bytes
-
-
-class _SoFar(torch.autograd.Function):
-    """Puts what was gathered so far at the end of a graph, as if more steps had followed.
-
-    It comes to the leaves first, and the steps add to it: so sums are the same, bit for bit, as in
-    a plain loop. And autograd adds in place, because nobody else has got it.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, sums: list[Tensor], *leaves: Tensor) -> Tensor:
-        ctx.sums = sums
-        return leaves[0].new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> Any:
-        sums = None, *ctx.sums
-        ctx.sums.clear()
-        return sums
 
 
 class _Watching:
@@ -491,81 +421,6 @@ def _writes_in_place(step: int) -> UnsupportedError:
     )
 
 
-def _state_of(results: list[Any]) -> LiveState:
-    """Return a state without its history."""
-    if len(results) == 1 and type(results[0]) is Tensor:
-        return LiveState([_compact(results[0].detach())], [results[0].requires_grad])
-    leaves, tracked = [], []
-    known: dict[int, Any] = {}
-    for result in results:
-        if isinstance(result, Tensor):
-            leaf = known.get(id(result))
-            if leaf is None:
-                leaf = known[id(result)] = _compact(result.detach())
-            leaves.append(leaf)
-            tracked.append(result.requires_grad)
-        else:
-            leaves.append(result)
-            tracked.append(False)
-    return LiveState(leaves, tracked)
-
-
-def _refuse_shared(leaves: list[Any], step: int) -> None:
-    """Refuse tensors that lie over the same memory, if steps write to them."""
-    spans: dict[int, list[tuple[int, int]]] = {}
-    for tensor in {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}.values():
-        if not is_ordinary(tensor) or not tensor.numel():
-            continue
-        start = int(tensor.storage_offset())
-        last, overlaps = 0, False
-        for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-            overlaps |= size > 1 and stride <= last  # rows over one another: expand, unfold
-            last += stride * (size - 1)
-        span = start * tensor.element_size(), (start + last + 1) * tensor.element_size()
-        known = spans.setdefault(tensor.untyped_storage()._cdata, [])
-        if overlaps or any(span[0] < end and begin < span[1] for begin, end in known):
-            raise UnsupportedError(
-                f"step {step} works in place, and two tensors of its state, or parts of one, lie "
-                "over the same memory, so that one changes with the other; clone() one of them"
-            )
-        known.append(span)
-
-
-def _tensors(values: Iterable[Any]) -> list[Tensor]:
-    return [value for value in values if isinstance(value, Tensor)]
-
-
-def _versions(leaves: list[Any]) -> list[int]:
-    try:
-        return [leaf._version if isinstance(leaf, Tensor) else 0 for leaf in leaves]
-    except RuntimeError:  # tensors of inference mode do not count
-        return [version_of(leaf) if isinstance(leaf, Tensor) else 0 for leaf in leaves]
-
-
-def _differentiable(own: list[Any]) -> dict[int, Tensor]:
-    """Return the leaves to differentiate by, each once, by their first place."""
-    seen: set[int] = set()
-    found = {}
-    for place, leaf in enumerate(own):
-        if isinstance(leaf, Tensor) and leaf.requires_grad and id(leaf) not in seen:
-            seen.add(id(leaf))
-            found[place] = leaf
-    return found
-
-
 # Calling autograd costs a few evaluations of a small step and hardly any of a large one. Counted as
 # one it saves a half of the calls for a thousandth of the evaluations.
 _RECORDING_COST = 1
-_ALIGNED = 64  # bytes; kernels may sum in another order where memory begins elsewhere
-
-
-def _compact(leaf: Tensor) -> Tensor:
-    """Make the layout of a state independent of how it came about, and hold no more than it."""
-    if leaf.layout is not torch.strided or leaf.is_nested:
-        return leaf
-    if not leaf.storage_offset() and leaf.is_contiguous():
-        return leaf
-    is_dense = torch.ops.aten.is_non_overlapping_and_dense.default(leaf)
-    if is_dense and not (leaf.storage_offset() * leaf.element_size()) % _ALIGNED:
-        return leaf
-    return leaf.clone(memory_format=torch.preserve_format)

@@ -1,0 +1,155 @@
+"""The way back through recorded steps, one recording at a time, and what it gathers on it.
+
+Autograd is asked for the gradients of what a recording started from and of what its steps close
+over. The latter are added up from recording to recording, in the order in which a plain loop would
+add them, and nobody's hooks are called for a part of a gradient.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .captures import Captures, Guard
+from .states import Gradients, Recording, tensors_of
+
+__all__ = ["WayBack"]
+
+
+class WayBack:
+    """Goes back through recordings and gathers the gradients of what their steps close over."""
+
+    def __init__(self, captures: Captures) -> None:
+        self._captures = captures
+        self._sums: dict[int, Tensor] = {}  # by the numbers of captures
+
+    def start(self) -> None:
+        """Forget the gradients gathered so far."""
+        self._sums = {}
+
+    @property
+    def gathered(self) -> list[Tensor | None]:
+        """The gradients of captures, in their order."""
+        return [self._sums.get(number) for number in range(len(self._captures))]
+
+    def through(self, recorded: Recording, pairs: Iterable[tuple[Any, Tensor | None]]) -> Gradients:
+        """Go back from ends and their gradients; return those of the leaves of the recording.
+
+        First those of its state, then those of its inputs, step by step.
+        """
+        ends, seeds = [], []
+        for end, seed in pairs:
+            if seed is not None and isinstance(end, Tensor) and end.requires_grad:
+                ends.append(end)
+                seeds.append(seed)
+        leaves = [*recorded.own, *itertools.chain(*recorded.inputs)]
+        own = _differentiable(leaves)
+        captured = [self._captures.leaves[number] for number in recorded.used]
+        gradients: Gradients = [None] * len(leaves)
+        if not ends or not (own or captured):
+            return gradients
+        known = [number for number in recorded.used if number in self._sums]
+        if known:
+            sums = [self._sums.pop(number) for number in known]
+            ends.append(_SoFar.apply(sums, *(self._captures.leaves[n] for n in known)))
+            seeds.append(torch.zeros_like(ends[-1]))
+            del sums
+        found = _gradients_of(ends, [*own.values()], captured, seeds)
+        del ends, seeds
+        for number, total in zip(recorded.used, found[len(own) :], strict=True):
+            if total is not None:
+                self._sums[number] = total
+        for place, part in zip(own, found, strict=False):
+            gradients[place] = part
+        return gradients
+
+    def try_out(self, recorded: Recording) -> None:
+        """Go back for nothing: the recording stays as it is, and nothing is gathered."""
+        ends = [result for result in tensors_of(recorded.results) if result.requires_grad]
+        own = [*_differentiable([*recorded.own, *recorded.inputs[0]]).values()]
+        captured = [self._captures.leaves[number] for number in recorded.used]
+        if ends and (own or captured):
+            seeds = [torch.zeros_like(end) for end in ends]
+            _gradients_of(ends, own, captured, seeds, retain_graph=True)
+
+
+class _SoFar(torch.autograd.Function):
+    """Puts what was gathered so far at the end of a graph, as if more steps had followed.
+
+    It comes to the leaves first, and the steps add to it: so sums are the same, bit for bit, as in
+    a plain loop. And autograd adds in place, because nobody else has got it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, sums: list[Tensor], *leaves: Tensor) -> Tensor:
+        ctx.sums = sums
+        return leaves[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        sums = None, *ctx.sums
+        ctx.sums.clear()
+        return sums
+
+
+class _Thread(threading.local):
+    quiet = False  # while parts of gradients are computed
+
+
+_thread = _Thread()
+
+
+class _Hook:
+    """A hook of somebody else's leaf: it is for whole gradients, not for those of single steps."""
+
+    def __init__(self, hook: Callable[[Tensor], Any]) -> None:
+        self._hook = hook
+
+    def __call__(self, gradient: Tensor) -> Any:
+        return None if _thread.quiet else self._hook(gradient)
+
+
+def _gradients_of(
+    ends: Sequence[Tensor],
+    own: Sequence[Tensor],
+    captured: Sequence[Tensor],
+    seeds: Sequence[Tensor],
+    *,
+    retain_graph: bool = False,
+) -> Sequence[Tensor | None]:
+    """Go back from ends of a step to its leaves, and call no hooks of what it closes over."""
+    hooked = [leaf._backward_hooks for leaf in captured if leaf._backward_hooks]
+    for hooks in hooked:
+        for key, hook in hooks.items():
+            if type(hook) not in (_Hook, Guard):
+                hooks[key] = _Hook(hook)
+    before, _thread.quiet = _thread.quiet, bool(hooked) or _thread.quiet
+    try:
+        return torch.autograd.grad(
+            ends, [*own, *captured], seeds, allow_unused=True, retain_graph=retain_graph
+        )
+    except RuntimeError as error:
+        if "a second time" in str(error):
+            error.add_note(
+                "A step of a checkpointed loop uses what an earlier step has computed and put "
+                "aside; compute it before the loop, or in every step"
+            )
+        raise
+    finally:
+        _thread.quiet = before
+
+
+def _differentiable(own: list[Any]) -> dict[int, Tensor]:
+    """Return the leaves to differentiate by, each once, by their first place."""
+    seen: set[int] = set()
+    found = {}
+    for place, leaf in enumerate(own):
+        if isinstance(leaf, Tensor) and leaf.requires_grad and id(leaf) not in seen:
+            seen.add(id(leaf))
+            found[place] = leaf
+    return found
