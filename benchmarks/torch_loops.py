@@ -48,9 +48,9 @@ class _Network(NamedTuple):
 
 
 _NETWORKS = {
-    "rnn": _Network(256, 40, 125, 1.40, on_disk=37),
-    "lstm": _Network(256, 340, 420, 1.45),
-    "narrow lstm": _Network(128, 340, 500, 1.45),
+    "rnn": _Network(256, 40, 118, 1.40, on_disk=37),
+    "lstm": _Network(256, 308, 400, 1.45),
+    "narrow lstm": _Network(128, 340, 450, 1.45),
 }
 
 
@@ -144,9 +144,9 @@ class _Loop:
 
 def _network(name: str) -> list[Result]:
     loop = _Loop(name)
-    seconds = best_of_processes(f"{_HERE}:passes", 6, name=name, rounds=4)
+    seconds = best_of_processes(f"{_HERE}:passes", 4, name=name, rounds=5)
     reports = {
-        side: lowest_of_processes(f"{_HERE}:one_pass", 6, _GIVE_BACK, name=name, side=side)
+        side: lowest_of_processes(f"{_HERE}:one_pass", 4, _GIVE_BACK, name=name, side=side)
         for side in loop.sides
     }
     peaks = {side: report["peak_bytes"] for side, report in reports.items()}
