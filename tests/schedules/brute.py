@@ -29,16 +29,8 @@ def fewest_evaluations(
     The search starts with the states at `placed` held, which stay held until their step has been
     gone back through, and the working state at `working`.
     """
-    state, tape, tape_input = sizes
+    fits = _room_for(room, sizes)
     fixed = sum(1 << k for k in placed)
-
-    @cache
-    def fits(states: int, taped: int) -> bool:
-        used = states.bit_count() * state
-        for k in _members(taped):
-            otherwise_held = k == 0 or states >> k & 1 or taped >> (k - 1) & 1
-            used += tape - (tape_input if otherwise_held else 0)
-        return used <= room
 
     def moves(situation: Situation) -> Iterable[tuple[float, Situation]]:
         left, at, states, taped = situation
@@ -78,14 +70,7 @@ def cheapest_recordings(
     A recording is a row of tapes with nothing done in between. The step that is gone back through
     as soon as it has run belongs to the row that it ends.
     """
-    state, tape, tape_input = sizes
-
-    def fits(states: int, taped: int) -> bool:
-        used = states.bit_count() * state
-        for k in _members(taped):
-            otherwise_held = k == 0 or states >> k & 1 or taped >> (k - 1) & 1
-            used += tape - (tape_input if otherwise_held else 0)
-        return used <= room
+    fits = _room_for(room, sizes)
 
     def moves(situation: Situation) -> Iterable[tuple[float, Situation]]:
         left, at, states, taped, records = situation
@@ -143,6 +128,21 @@ def cheapest_two_tiers(
             yield 0, (left, k, memory, disk)
 
     return _cheapest((steps, 0, 0, 0), moves, lambda situation: situation[0])
+
+
+def _room_for(room: int, sizes: tuple[int, int, int]) -> Callable[[int, int], bool]:
+    """Return whether these states and tapes fit into the room."""
+    state, tape, tape_input = sizes
+
+    @cache
+    def fits(states: int, taped: int) -> bool:
+        used = states.bit_count() * state
+        for k in _members(taped):
+            otherwise_held = k == 0 or states >> k & 1 or taped >> (k - 1) & 1
+            used += tape - (tape_input if otherwise_held else 0)
+        return used <= room
+
+    return fits
 
 
 def _cheapest(start: Situation, moves: Moves, at_least: Callable[[Situation], float]) -> float:

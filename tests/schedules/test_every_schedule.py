@@ -184,6 +184,8 @@ def test_a_loop_of_no_steps_has_no_actions(schedule: Schedule) -> None:
         (lambda: Given(0, (1,)), r"positions rise and lie before the end, 0, got \[1\]"),
         (lambda: Mixed(-1, 3), "steps is at least 0, got -1"),
         (lambda: Mixed(5, -3), "room is at least 0, got -3"),
+        (lambda: Mixed(5, 3, recording_cost=-1), "recording_cost is at least 0, got -1"),
+        (lambda: Mixed(5, 3, recording_cost=2**30), "at most 1,073,741,823 for all 5 steps"),
         (lambda: Mixed(5, 3, Sizes(0, 1, 0)), "sizes.state is at least 1, got 0"),
         (lambda: Mixed(5, 3, Sizes(3, 2, 0)), "sizes.tape is at least 3, got 2"),
         (lambda: Mixed(5, 3, Sizes(3, 4, -1)), "sizes.tape_input is at least 0, got -1"),

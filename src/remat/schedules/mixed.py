@@ -70,6 +70,11 @@ class Mixed:
 
     def __post_init__(self) -> None:
         keep_whole(self, steps=0, room=0, recording_cost=0)
+        if self.recording_cost * self.steps >= _NEVER:
+            raise ValueError(
+                f"recording_cost is what a recording costs in evaluations, at most {_NEVER - 1:,} "
+                f"for all {self.steps:,} steps together, got {self.recording_cost:,} for each"
+            )
         state = whole_number(self.sizes.state, "sizes.state", least=1)
         tape = whole_number(self.sizes.tape, "sizes.tape", least=state)
         tape_input = whole_number(self.sizes.tape_input, "sizes.tape_input")
