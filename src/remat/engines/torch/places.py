@@ -22,7 +22,9 @@ _LIBRARIES = tuple(
     for path in (torch.__file__, os.path.dirname(os.path.dirname(__file__)))
 )
 _FAR = 9  # frames to look at, so that a deep stack costs no more than a flat one
-users: dict[int, CodeType] = {}  # code that is known to be none of a library, by its id
+# Code by its id, not by its hash, which takes a look at all of it.
+users: dict[int, CodeType] = {}  # that is known to be none of a library
+_libraries: dict[int, CodeType] = {}  # that is known to be of one
 
 
 def here(frame: Any) -> Place:
@@ -43,9 +45,11 @@ def _nearest(frame: Any) -> tuple[Any, ref[torch.nn.Module] | None]:
     module = None
     for _ in range(_FAR):
         code = frame.f_code
-        if id(code) in users or not code.co_filename.startswith(_LIBRARIES):
-            users[id(code)] = code  # not by its hash, which takes a look at all of it
-            break
+        if id(code) not in _libraries:
+            if id(code) in users or not code.co_filename.startswith(_LIBRARIES):
+                users[id(code)] = code
+                break
+            _libraries[id(code)] = code
         if code is CALL and module is None:
             module = ref(frame.f_locals["self"])
         if frame.f_back is None:

@@ -6,8 +6,9 @@ living handles, each op once. A handle gives its tensor away when it is asked fo
 lives as long as autograd needs it and no longer; what nobody asked for is dropped at the end of
 the pass.
 
-Two kinds of tensors are not computed with the rest. What a norm makes waits until it is asked for:
-its input is there anyway. And what a later region holds as its input is borrowed from that one.
+Two kinds of tensors are not computed with the rest. What a norm makes that will be asked for late
+waits until then: its input is there anyway. And what a later region holds as its input is borrowed
+from that one.
 
 Regions nest. An inner region begins at values of the outer one: when the outer one is computed
 again, it leaves for each inner one the values from which that will start when its turn comes.
@@ -224,10 +225,16 @@ class Region:
         """Return handles that can wait, with what a light op will make their tensors from.
 
         It is held, or other handles have it until then: they were given to autograd before.
+        Autograd asks for the last ones first. Those of the second half would not lie there for
+        long: to run their ops once more takes as much time as for the others, and saves less.
         """
+        half = len(handles) // 2
+        soon = {handle.state for handle in handles[half:]}
+        if asked is not None:
+            soon.add(asked.state)
         there: set[Piece] = set()
         later: dict[Handle, list[State]] = {}
-        for handle in handles:
+        for handle in handles[:half]:
             piece = handle.piece
             state = piece if type(piece) is State else piece.state
             op = state.op
@@ -235,7 +242,7 @@ class Region:
                 reads = op.reads()
                 if (
                     op.number >= self.start
-                    and (asked is None or state is not asked.state)
+                    and state not in soon
                     and all(read in there or is_there(read) for read in reads)
                 ):
                     later[handle] = reads
