@@ -29,8 +29,8 @@ tests: $(VENV)/.test
 	$(BIN)/pytest --numprocesses=auto --dist=worksteal --cov --cov-report=term-missing:skip-covered
 
 N ?= 1000
-fuzz: $(VENV)/.test                ## N random programs against plain autograd: make fuzz N=10000
-	$(BIN)/python -m tests.fuzz.run --count $(N)
+fuzz: $(VENV)/.test                ## N random programs against plain autograd: make fuzz N=10000 SEED=7
+	$(BIN)/python -m tests.fuzz.run --count $(N) $(if $(SEED),--seed $(SEED))
 
 bench: $(VENV)/.bench              ## all figures, written to benchmarks/results/
 	$(BIN)/python -m benchmarks

@@ -34,12 +34,13 @@ Kind = Literal[
     "plain raises",  # in the backward pass
     "discarded",  # plain torch cannot run it
     "unsteady",  # plain torch is not equal to itself
+    "dies",  # its process is gone
 ]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a program fared: `differs` and `raises` are bugs of remat, all else is none."""
+    """How a program fared: `differs`, `raises` and `dies` are bugs of remat, all else is none."""
 
     kind: Kind
     what: str = ""
@@ -52,7 +53,7 @@ class Verdict:
 
     @property
     def is_failure(self) -> bool:
-        return self.kind in ("differs", "raises")
+        return self.kind in ("differs", "raises", "dies")
 
 
 _TIMES = 20  # plain torch is asked to repeat itself, if remat differs from it

@@ -1,14 +1,22 @@
-"""Long runs: `python -m tests.fuzz.run --count 10000`; one program: `--show SEED`."""
+"""Long runs: `python -m tests.fuzz.run --count 10000`; one program: `--show SEED`.
+
+Programs run in processes of their own, so that one which kills its process is named and the rest
+go on.
+"""
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import os
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from signal import Signals
 
 import torch
 from rich.console import Console
@@ -20,7 +28,7 @@ from .drafts import draw
 from .programs import Block, Program, text_of, walk
 from .shrink import shrink
 
-__all__ = ["Tally", "explain", "main", "run"]
+__all__ = ["Tally", "explain", "in_processes", "main", "run"]
 
 
 @dataclass
@@ -48,21 +56,91 @@ class Tally:
             self.failures[program.seed] = verdict
 
 
-def run(seeds: Iterable[int], tally: Tally) -> Iterable[int]:
+def run(
+    seeds: Iterable[int], tally: Tally, judge: Callable[[Program], Verdict] = check
+) -> Iterator[int]:
     """Run the programs of some seeds; yield each seed when it is done."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small tensors: more threads take longer, and add in any order
     try:
         for seed in seeds:
             program = draw(seed)
-            tally.add(program, check(program))
+            tally.add(program, judge(program))
             yield seed
     finally:
         torch.set_num_threads(threads)
 
 
+# Processes.
+
+
+def in_processes(
+    seeds: range, jobs: int, tally: Tally, judge: Callable[[Program], Verdict] = check
+) -> Iterator[int]:
+    """Run the programs of some seeds in several processes; yield each seed when it is done.
+
+    Every process takes each `jobs`-th seed, so the same call runs the same programs one after the
+    other: what kills a process may have been done by a program before.
+    """
+    workers = [_Worker(seeds[number::jobs], judge) for number in range(jobs)]
+    try:
+        while workers := [worker for worker in workers if worker.seeds]:
+            for ready in wait([worker.answers for worker in workers]):
+                worker = next(worker for worker in workers if worker.answers is ready)
+                seed, worker.seeds = worker.seeds[0], worker.seeds[1:]
+                try:
+                    verdict = worker.answers.recv()
+                except EOFError:
+                    verdict = Verdict("dies", worker.end())
+                    worker.start()
+                tally.add(draw(seed), verdict)
+                yield seed
+    finally:
+        for worker in workers:
+            worker.process.terminate()
+            worker.end()
+
+
+class _Worker:
+    """A process that runs the programs of some seeds, one after the other."""
+
+    def __init__(self, seeds: range, judge: Callable[[Program], Verdict]) -> None:
+        self.seeds = seeds  # that are to come; the first one runs now
+        self.judge = judge
+        self.start()
+
+    def start(self) -> None:
+        context = get_context("spawn")
+        self.answers, answers = context.Pipe(duplex=False)
+        work = (self.seeds, self.judge, answers)
+        self.process = context.Process(target=_work, args=work, daemon=True)
+        self.process.start()
+        answers.close()  # only the other end is left, so that we are told when it is gone
+
+    def end(self) -> str:
+        """Wait for the end of the process; return what it died of."""
+        self.answers.close()
+        self.process.join()
+        code = self.process.exitcode or 0
+        return Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def _work(seeds: range, judge: Callable[[Program], Verdict], answers: Connection) -> None:
+    faulthandler.enable()
+    tally = Tally()
+    for _ in run(seeds, tally, judge=lambda program: _answered(answers, judge(program))):
+        pass
+
+
+def _answered(answers: Connection, verdict: Verdict) -> Verdict:
+    answers.send(verdict)
+    return verdict
+
+
 def explain(seed: int, verdict: Verdict, seconds: float = 20.0) -> str:
     """Return what fails, and the smallest program that was found for it."""
+    if verdict.kind == "dies":  # so would we
+        return f"seed {seed} dies of {verdict.what}\n\n{text_of(draw(seed))}"
     small = shrink(draw(seed), lambda program: check(program).way == verdict.way, seconds)
     found = check(small)
     return f"seed {seed} {found.kind}: {found.what}\n\n{text_of(small)}"
@@ -72,6 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000, help="how many programs")
     parser.add_argument("--seed", type=int, help="of the first one; random if not given")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many processes")
     parser.add_argument("--show", type=int, metavar="SEED", help="print one program and run it")
     given = parser.parse_args(arguments)
     faulthandler.enable()
@@ -79,13 +158,13 @@ def main(arguments: list[str] | None = None) -> int:
     if given.show is not None:
         return _show(given.show)
     start = random.SystemRandom().randrange(10**9) if given.seed is None else given.seed
-    console.print(f"{given.count} programs from seed {start}")
+    console.print(f"{given.count} programs from seed {start}, in {given.jobs} processes")
     tally = Tally()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task("fuzzing", total=given.count)
-        for seed in run(range(start, start + given.count), tally):
-            progress.update(task, advance=1, description=f"seed {seed + 1}")
+        for seed in in_processes(range(start, start + given.count), given.jobs, tally):
+            progress.update(task, advance=1, description=f"seed {seed}")
             if seed in tally.failures:
                 progress.print(explain(seed, tally.failures[seed]), markup=False, highlight=False)
     console.print(_summary(tally))
@@ -121,6 +200,7 @@ _MEANINGS = {
     "unsteady": "plain torch differs from itself",
     "differs": "FAILURE",
     "raises": "FAILURE",
+    "dies": "FAILURE: the process is gone",
 }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -63,3 +66,20 @@ def test_what_is_wrong_is_found(monkeypatch):
     report = run.explain(seed, tally.failures[seed])
     assert f"seed {seed} differs" in report
     assert "mark_checkpoint" in report
+
+
+def kills_its_process_once(program):
+    if program.seed == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return compare.Verdict("same")
+
+
+def test_a_program_that_kills_its_process_is_named_and_the_others_are_run(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])  # the processes import this file
+    tally = run.Tally()
+    done = sorted(run.in_processes(range(8), 2, tally, kills_its_process_once))
+    assert done == list(range(8))
+    assert tally.failures == {3: compare.Verdict("dies", "SIGKILL")}
+    assert tally.verdicts == {"same": 7, "dies": 1}
+    report = run.explain(3, tally.failures[3])
+    assert report == f"seed 3 dies of SIGKILL\n\n{programs.text_of(drafts.draw(3))}"
