@@ -39,7 +39,10 @@ def draw(seed: int) -> Program:
     """Return the program that a seed stands for."""
     for attempt in range(20):
         draft = Draft(random.Random(f"{seed}.{attempt}"), seed)
-        program = draft.program()
+        try:
+            program = draft.program()
+        finally:
+            draft.forget()
         if program is not None:
             return program
     raise AssertionError(f"no program for seed {seed}")
@@ -97,6 +100,11 @@ class Draft:
             profiled=rng.random() < 0.1,
             in_thread=rng.random() < 0.04,
         )
+
+    def forget(self) -> None:
+        """Let go of all values: graphs hold our hook, so nobody else frees what refers to both."""
+        self.values = {}
+        self._alive.clear()
 
     def _inputs(self) -> None:
         rng = self.rng

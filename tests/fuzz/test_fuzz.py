@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -33,6 +34,16 @@ def test_random_programs_give_the_bits_of_plain_autograd(batch):
 def test_a_seed_stands_for_one_program():
     assert drafts.draw(3) == drafts.draw(3)
     assert drafts.draw(3) != drafts.draw(4)
+
+
+def test_what_was_drawn_is_forgotten():
+    def there():
+        gc.collect()
+        return sum(type(thing) is drafts.Draft for thing in gc.get_objects())
+
+    before = there()  # of other tests: plain torch itself never frees some graphs
+    drafts.draw(3)
+    assert there() == before
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -234,6 +234,20 @@ def inference_tensors_written_later(run, x):
 
 
 @programs.starting_from(randn(4, 3))
+def a_vector_that_inference_mode_reads_first(run, x):
+    def f(x):
+        scale = torch.tensor([0.5, -0.5, 1.0])
+        with torch.inference_mode():
+            scale.sin()
+        y = torch.where(scale > 0, scale, x)
+        with torch.inference_mode():
+            seen = y.sum()
+        return y * scale, seen + x.sin()
+
+    return run(f, x)
+
+
+@programs.starting_from(randn(4, 3))
 def detached_on_the_way(run, x):
     def f(x):
         h = (x * 2).sin()

@@ -326,6 +326,9 @@ def count_together(tensor: Tensor, other: Tensor) -> bool:
 
 def fresh_copy(tensor: Tensor) -> Tensor:
     """Return a tensor that lies over a copy of the whole storage as `tensor` lies over its own."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):  # or the copy would not count its writes
+            return fresh_copy(tensor)
     if not is_ordinary(tensor):
         with _disable_current_modes():
             return tensor.detach().clone()
