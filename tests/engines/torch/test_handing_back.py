@@ -285,6 +285,38 @@ def test_one_run_of_a_norm_serves_all_who_wait_for_it() -> None:
     assert norms(remat.checkpoint, 1) - seen_twice(1) - norms(plain, 1) == 1
 
 
+@pytest.mark.parametrize(
+    ("rows", "run_late"),
+    [
+        (1024, 2),  # inputs of 256 KB: each region leaves 240 KB less than the one before
+        (65, 10),  # inputs of 16 KB, and gradients of nearly as much
+        (8, 10),  # gradients are larger: it rises till the end
+    ],
+)
+def test_norms_wait_where_memory_stands_highest(rows, run_late) -> None:
+    regions = 10
+    norm = nn.LayerNorm(64, elementwise_affine=False)
+    weights = [nn.Linear(64, 64, bias=False) for _ in range(regions)]
+    x = torch.randn(rows, 64).requires_grad_()
+
+    def block(n, y):
+        z = weights[n](norm(y))
+        for _ in range(8):
+            z = z.tanh()
+        return z * 2  # so that no region has to hand anything back
+
+    def train(call) -> None:
+        y = x * 2
+        for n in range(regions):
+            y = call(block, n, y)
+        y.sum().backward()
+
+    def norms(call) -> int:
+        return counts(lambda: train(call))["aten::native_layer_norm"]
+
+    assert norms(remat.checkpoint) - seen_twice(regions) - norms(plain) == regions + run_late
+
+
 def test_another_layout_over_the_same_memory() -> None:
     """Assigned to .data, which nobody counts: autograd has saved what was there before."""
 

@@ -167,7 +167,11 @@ class Books:
         whole = whole_of(tensor)
         storage = whole.untyped_storage()
         state = self._held_from_outside(whole, storage)
-        if state.held is not whole:
+        if state.held is whole:
+            self.region.balance += storage.nbytes()  # its gradient will be there
+        else:
+            if not state.leaf:
+                self.region.balance -= storage.nbytes()
             note = getattr(storage, "_remat", None)
             if note is not None and note not in self._states:
                 state.heirs = self._left.heirs(whole, note)

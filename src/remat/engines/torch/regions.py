@@ -6,9 +6,9 @@ living handles, each op once. A handle gives its tensor away when it is asked fo
 lives as long as autograd needs it and no longer; what nobody asked for is dropped at the end of
 the pass.
 
-Two kinds of tensors are not computed with the rest. What a norm makes that will be asked for late
-waits until then: its input is there anyway. And what a later region holds as its input is borrowed
-from that one.
+Two kinds of tensors are not computed with the rest. At the peak of a pass, what a norm makes that
+will be asked for late waits until then: its input is there anyway. And what a later region holds as
+its input is borrowed from that one.
 
 Regions nest. An inner region begins at values of the outer one: when the outer one is computed
 again, it leaves for each inner one the values from which that will start when its turn comes.
@@ -29,6 +29,7 @@ from torch.autograd.variable import Variable
 
 from .records import Piece, State, alias, over
 from .replay import NOT_OURS, below_us, is_there, needs, replay, value_of
+from .tide import Tide
 
 __all__ = ["Handle", "Region", "unpack"]
 
@@ -64,6 +65,7 @@ class Region:
     start = 0  # the number of its first op
     watch: Any = None
     is_partly_light = False  # some of its ops are
+    balance = 0  # bytes of gradients that come when it is gone back through, less inputs that go
     has_hooks = False  # of its own, because others were set inside of its parent
     marks: tuple[State, ...] = ()  # held although they could be computed again
     _inputs: Mapping[State, Tensor] = MappingProxyType({})
@@ -189,10 +191,7 @@ class Region:
             and handle.tensor is None
             and handle.state.held is None
         ]
-        later = {}
-        if self.is_partly_light:
-            later = self._to_come_later(handles, asked)
-            handles = [handle for handle in handles if handle not in later]
+        later = self._may_come_later(handles, asked) if self.is_partly_light else {}
         wanted = [handle.piece for handle in handles]
         starts = [(r, r.starts()) for child in self.children if (r := child()) is not None]
         for _, states in starts:
@@ -200,18 +199,24 @@ class Region:
         tensors = self._compute(wanted)
         self._pass = current
         self._inputs = Region._inputs
-        if len(tensors) == 1 and handles == [asked] and not later and self.watch is None:
+        if len(tensors) == 1 and handles == [asked] and self.watch is None:
             return tensors[0]  # the one who asks takes all there is
         Variable._execution_engine.queue_callback(self._end_of_pass)
+        there = dict(zip(wanted, tensors, strict=False)) if later else {}
+        if later and not self._should_spare(current, {h.state for h in later}, there):
+            later = {}
         result = None
         for handle, tensor in zip(handles, tensors, strict=False):
+            if handle in later:
+                self._leave(handle, later[handle], there)
+                continue
             if handle is asked:
                 result = tensor
             else:
                 handle.tensor = tensor
             if self.watch is not None:
                 self.watch.got(handle, tensor)
-        self._leave_the_rest(later, dict(zip(wanted, tensors, strict=False)))
+        _tide.went_back(current, self.balance)
         rest = iter(tensors[len(handles) :])
         for region, states in starts:
             region._inputs = dict(zip(states, rest, strict=False))
@@ -219,7 +224,7 @@ class Region:
             result = self._compute([asked.piece])[0]
         return result
 
-    def _to_come_later(
+    def _may_come_later(
         self, handles: list[Handle], asked: Handle | None
     ) -> dict[Handle, list[State]]:
         """Return handles that can wait, with what a light op will make their tensors from.
@@ -250,13 +255,25 @@ class Region:
             there.add(piece)
         return later
 
-    def _leave_the_rest(self, later: dict[Handle, list[State]], there: dict[Piece, Tensor]) -> None:
-        for handle, reads in later.items():
-            given = {s: (there[s], there[s]._version) for s in reads if not is_there(s)}
-            handle.tensor = Later(given)
-            if self.watch is not None:
-                for tensor, _ in given.values():  # a norm reads one
-                    self.watch.got(handle, tensor)
+    def _should_spare(self, current: int, some: set[State], there: dict[Piece, Tensor]) -> bool:
+        """Return whether some of the states that are there should not lie around till later."""
+        sizes = {
+            piece if type(piece) is State else piece.state: tensor.untyped_storage().nbytes()
+            for piece, tensor in there.items()
+        }
+        spare = sum(sizes[state] for state in some)
+        for reference in self._borrowed:
+            if (handle := reference()) is not None and isinstance(handle.tensor, Tensor):
+                sizes[handle.state] = handle.tensor.untyped_storage().nbytes()
+        return _tide.asks_to_spare(current, sum(sizes.values()), spare)
+
+    def _leave(self, handle: Handle, reads: list[State], there: dict[Piece, Tensor]) -> None:
+        """Leave a handle what its tensor will be made from when it is asked for it."""
+        given = {s: (there[s], there[s]._version) for s in reads if not is_there(s)}
+        handle.tensor = Later(given)
+        if self.watch is not None:
+            for tensor, _ in given.values():  # a norm reads one
+                self.watch.got(handle, tensor)
 
     def finish(self, asked: Handle, later: Later) -> Tensor:
         """Return a tensor that was to come later, and leave it for others that wait for it."""
@@ -374,6 +391,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+_tide = Tide()
 _current_pass = torch._C._current_graph_task_id
 _dtype_now = torch.get_default_dtype
 _function_modes = torch._C._len_torch_function_stack
