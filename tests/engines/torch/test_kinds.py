@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import remat
 from remat.engines.torch import kinds
 
+aten = torch.ops.aten
 SHAPES = [(), (1,), (4,), (4, 4), (2, 4, 4)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
 
@@ -42,12 +43,12 @@ def arguments(func):
             yield args
 
 
-@pytest.mark.parametrize("func", sorted(kinds._BOUND, key=str), ids=str)
+@pytest.mark.parametrize("func", sorted(kinds._OF_TENSORS, key=str), ids=str)
 def test_the_function_of_an_op_runs_just_that_op_on_just_these_tensors(func):
     tried = 0
     for args in arguments(func):
         with Seen() as seen:
-            kinds.kind_of(func).of_tensors.call(*args)
+            kinds.kind_of(func).quick.call(*args)
         ((called, given, keywords),) = seen.calls
         assert called is func
         assert len(given) == len(args)
@@ -58,10 +59,67 @@ def test_the_function_of_an_op_runs_just_that_op_on_just_these_tensors(func):
 
 
 def test_no_op_that_does_more_than_make_new_memory_is_called_by_its_function():
-    assert not any(kinds.kind_of(func).special for func in kinds._BOUND)
-    assert kinds.kind_of(torch.ops.aten.mm.default).of_tensors.call is torch.mm
-    softmax = kinds.kind_of(torch.ops.aten._softmax.default)
-    assert softmax.of_tensors is softmax
+    assert not any(kinds.kind_of(func).special for func in kinds._OF_TENSORS)
+    assert kinds.kind_of(aten.mm.default).quick.call is torch.mm
+    softmax = kinds.kind_of(aten._softmax.default)
+    assert softmax.quick is softmax
+
+
+CALLS = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: [
+        (torch.ones(1, 2, 4, 8), torch.ones(1, 2, 4, 8), torch.ones(1, 2, 4, 8)),
+        (*[torch.ones(1, 2, 4, 8, dtype=torch.bfloat16)] * 3, 0.0, True),
+    ],
+    aten.gelu.default: [(torch.ones(3),), (torch.ones(2, 3, dtype=torch.bfloat16),)],
+    aten.native_layer_norm.default: [
+        (torch.ones(2, 3), [3], torch.ones(3), torch.ones(3), 1e-5),
+        (torch.ones(2, 3, 4), [3, 4], None, None, 0.1),
+        (torch.ones(2, 3), [3], torch.nn.Parameter(torch.ones(3)), None, 1),
+    ],
+    aten.split.Tensor: [(torch.ones(6), 2), (torch.ones(2, 6), 4, 1), (torch.ones(2, 6), 2, -1)],
+    aten.t.default: [
+        (torch.ones(3),),
+        (torch.ones(2, 3),),
+        (torch.nn.Parameter(torch.ones(2, 3)),),
+    ],
+    aten.transpose.int: [(torch.ones(2, 3), 0, 1), (torch.ones(2, 3, 4), -1, 0)],
+    aten.view.default: [
+        (torch.ones(6), [2, 3]),
+        (torch.ones(2, 3), [-1]),
+        (torch.ones(1), []),
+        (torch.nn.Parameter(torch.ones(2, 3)), [6]),
+    ],
+}
+
+
+def test_every_op_that_is_called_in_a_quicker_way_is_tried():
+    assert CALLS.keys() == kinds._QUICK.keys()
+
+
+@pytest.mark.parametrize(
+    ("func", "args"), [(func, args) for func, calls in CALLS.items() for args in calls]
+)
+def test_the_quicker_way_leads_to_just_that_op_with_just_these_arguments(func, args):
+    defaults = [argument.default_value for argument in func._schema.arguments]
+    with torch.no_grad(), Seen() as seen:
+        quick = kinds.kind_of(func).quick.call(*args)
+    ((called, given, keywords),) = seen.calls
+    assert called is func
+    assert not keywords
+    assert len(given) <= len(defaults)
+    expected = [*args, *defaults[len(args) :]]
+    assert all(
+        ours is theirs if isinstance(theirs, torch.Tensor) else ours == theirs
+        for ours, theirs in zip(given, expected, strict=False)
+    )
+    slow = kinds.kind_of(func).call(*args)
+    for ours, theirs in zip(flat(quick), flat(slow), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+        assert ours.stride() == theirs.stride()
+
+
+def flat(out):
+    return [out] if isinstance(out, torch.Tensor) else list(out)
 
 
 class Doubled(TorchFunctionMode):

@@ -11,6 +11,7 @@ from torch import Tensor
 __all__ = ["Kind", "is_ordinary", "kind_of", "kinds", "plain_types"]
 
 aten = torch.ops.aten
+_functions: Any = torch._C._VariableFunctions
 
 
 class Kind:
@@ -32,12 +33,14 @@ class Kind:
         "needs_grad_mode",
         "of_tensors",
         "opaque",
+        "quick",
         "random",
         "reseats",
         "reshapes",
         "same",
         "saved_early",
         "special",
+        "special_if_it_draws",
         "uncounted",
         "view",
         "writes",
@@ -66,22 +69,25 @@ class Kind:
         if isinstance(func, torch._ops.OpOverload):
             self._read_schema(func)
         self.may_write = bool(self.writes or self.hidden_writes)
-        self.special = bool(  # more than new memory made from what it reads
+        more = bool(  # than to make new memory from what it reads
             self.writes
             or self.view
             or self.reshapes
-            or self.random
             or self.blank
             or self.hidden_writes
             or self.opaque
             or self.dynamic
             or self.conjugates
         )
-        # The same, but called in a quicker way: if all arguments are tensors, and of no subclass.
-        self.of_tensors = self
-        if func in _BOUND:
-            self.of_tensors = copy.copy(self)
-            self.of_tensors.call = getattr(torch._C._VariableFunctions, func._schema.name[6:])
+        self.special = more or self.random
+        self.special_if_it_draws = self.dropout is not None and not more
+        # The same, but called in a quicker way: if no tensor among its arguments is of a subclass,
+        # none has a name, and, perhaps, all are tensors.
+        self.quick = self
+        self.of_tensors = func in _OF_TENSORS
+        if self.of_tensors or func in _QUICK:
+            self.quick = copy.copy(self)
+            self.quick.call = _QUICK.get(func) or getattr(_functions, func._schema.name[6:])
 
     def _read_schema(self, func: torch._ops.OpOverload[Any, Any]) -> None:
         schema, packet = func._schema, func._overloadpacket
@@ -167,7 +173,7 @@ _BLANK = {
 }
 # Ops whose function in `torch`, called with nothing but tensors, comes to this overload whatever
 # those are. It reads its arguments more quickly than the overload, which goes by its schema.
-_BOUND = {
+_OF_TENSORS = {
     aten.abs.default,
     aten.add.Tensor,
     aten.addmm.default,
@@ -194,6 +200,18 @@ _BOUND = {
     aten.sum.default,
     aten.tanh.default,
     aten.where.self,
+}
+# The same with any arguments that this overload takes.
+_QUICK: dict[Any, Any] = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: (
+        _functions._scaled_dot_product_flash_attention_for_cpu
+    ),
+    aten.gelu.default: torch._C._nn.gelu,
+    aten.native_layer_norm.default: _functions.native_layer_norm,
+    aten.split.Tensor: _functions.split,
+    aten.t.default: _functions.t,
+    aten.transpose.int: _functions.transpose,
+    aten.view.default: torch._C.TensorBase.view,
 }
 # In-place ops that write every element and read none.
 _FILLS = {

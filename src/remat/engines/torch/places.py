@@ -43,6 +43,7 @@ def here(frame: Any) -> Place:
 def _nearest(frame: Any) -> tuple[Any, ref[torch.nn.Module] | None]:
     """Go up from library code to the user's; return that frame, and the innermost module."""
     module = None
+    inner = frame
     for _ in range(_FAR):
         code = frame.f_code
         if id(code) not in _libraries:
@@ -51,11 +52,24 @@ def _nearest(frame: Any) -> tuple[Any, ref[torch.nn.Module] | None]:
                 break
             _libraries[id(code)] = code
         if code is CALL and module is None:
-            module = ref(frame.f_locals["self"])
+            module = _module_of(inner, frame)
         if frame.f_back is None:
             break
-        frame = frame.f_back
+        inner, frame = frame, frame.f_back
     return frame, module
+
+
+def _module_of(forward: Any, call: Any) -> ref[torch.nn.Module]:
+    """Return the module that was called, from the frame of its code and that of its caller.
+
+    To look at a frame's variables takes a copy of them all: the library's modules have few.
+    """
+    variables = forward.f_code.co_varnames
+    if variables[:1] == ("self",):
+        module = forward.f_locals.get("self")
+        if isinstance(module, torch.nn.Module):
+            return ref(module)
+    return ref(call.f_locals["self"])
 
 
 def describe(place: Place, *, with_module: bool = True) -> str:

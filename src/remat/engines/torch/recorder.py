@@ -160,9 +160,16 @@ class Recorder(Writes, TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kind = kinds.get(id(func)) or kind_of(func)
-        if kind.special or kwargs or types or self.region.watch is not None:
+        if kind.view and not (kwargs or types):
+            return self._run_view(kind, args, {})
+        if (
+            (kind.special and not (kind.special_if_it_draws and not kind.draws(args, {})))
+            or kwargs
+            or types
+            or self.region.watch is not None
+        ):
             return self._run(kind, args, kwargs or {}, keep=kind.opaque or bool(types))
-        quick = kind if _function_modes() else kind.of_tensors
+        quick = kind if _function_modes() else kind.quick
         encoded = list(args)
         for number, arg in enumerate(args):
             if type(arg) in NO_SUBCLASSES:
@@ -172,7 +179,8 @@ class Recorder(Writes, TorchDispatchMode):
                 else:
                     piece.state.read = True
             else:
-                quick = kind
+                if kind.of_tensors or isinstance(arg, Tensor):
+                    quick = kind
                 encoded[number] = self._encode(arg)
         out = quick.call(*args)
         frame = _getframe(1)
@@ -238,6 +246,8 @@ class Recorder(Writes, TorchDispatchMode):
         if not kind.reshapes:
             if state is not None:
                 state.has_views()
+            if type(tensor) in NO_SUBCLASSES and not kwargs and not _function_modes():
+                kind = kind.quick
             return kind.call(*args, **kwargs)
         family = [] if state is None else state.family()
         for sibling in family:
