@@ -109,9 +109,15 @@ def interleaved_stretches(
 
 
 def _in_turn(sides: Iterable[str], rounds: int) -> Iterator[str]:
-    """Yield every side once a round, each time another one first."""
+    """Yield every side once a round, each time another one first, and backwards by turns.
+
+    What ran before decides which memory is warm and which was given back to the system: a side
+    must not always follow the same other one.
+    """
     order = deque(sides)
-    for _ in range(rounds):
+    for number in range(rounds):
+        if number % len(order) == 0:
+            order.reverse()
         yield from tuple(order)
         order.rotate(-1)
 

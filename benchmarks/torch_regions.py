@@ -108,7 +108,7 @@ def _call(side: str) -> Callable[..., Tensor]:
 
 
 def _network(network: str) -> list[Result]:
-    best = best_of_processes(f"{_HERE}:passes", 8, network=network, rounds=5)
+    best = best_of_processes(f"{_HERE}:passes", 8, network=network, rounds=6)
     seconds = {side: sum(stretches) for side, (*stretches, _) in best.items()}
     whole = {side: seconds for side, (*_, seconds) in best.items()}
     reports = {
