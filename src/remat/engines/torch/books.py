@@ -56,6 +56,17 @@ class Books:
         self._dead = 0  # bytes that are held although their tensors are gone, perhaps for nobody
         self._much = _MUCH
 
+    def _balance(self) -> int:
+        """Return how many bytes gradients of leaves will take, less those of other inputs."""
+        leaves = sum(
+            state.held.nbytes for state in self._outside.values() if state.held is not None
+        )
+        return leaves - sum(
+            nbytes_of(state.held)
+            for state in self._states.values()
+            if state.outside and not state.leaf and state.held is not None
+        )
+
     def _encode(self, value: Any) -> Any:
         """Return an argument with pieces in place of tensors."""
         if isinstance(value, Tensor):
@@ -167,11 +178,7 @@ class Books:
         whole = whole_of(tensor)
         storage = whole.untyped_storage()
         state = self._held_from_outside(whole, storage)
-        if state.held is whole:
-            self.region.balance += storage.nbytes()  # its gradient will be there
-        else:
-            if not state.leaf:
-                self.region.balance -= storage.nbytes()
+        if state.held is not whole:
             note = getattr(storage, "_remat", None)
             if note is not None and note not in self._states:
                 state.heirs = self._left.heirs(whole, note)

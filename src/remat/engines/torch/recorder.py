@@ -108,6 +108,8 @@ class Recorder(Writes, TorchDispatchMode):
             region.watch.closed(region)
         if not self.opened:
             self._left.regions.append(ref(region))
+            if region.is_partly_light:
+                region.balance = self._balance()
             self._begin_anew()
 
     # What autograd saves.
@@ -156,19 +158,16 @@ class Recorder(Writes, TorchDispatchMode):
 
     # What ops do. This runs for every op: it is long so that it need not call for the usual ones.
 
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # noqa: PLR0912 (see above)
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kind = kinds.get(id(func)) or kind_of(func)
-        if kind.view and not (kwargs or types):
-            return self._run_view(kind, args, {})
-        if (
-            (kind.special and not (kind.special_if_it_draws and not kind.draws(args, {})))
-            or kwargs
-            or types
-            or self.region.watch is not None
-        ):
-            return self._run(kind, args, kwargs or {}, keep=kind.opaque or bool(types))
+        if kind.special or kwargs or types or self.region.watch is not None:
+            if kind.view:
+                return self._run_view(kind, args, kwargs or {})
+            usual = kind.special_if_it_draws and not kind.draws(args, {})
+            if not usual or kwargs or types or self.region.watch is not None:
+                return self._run(kind, args, kwargs or {}, keep=kind.opaque or bool(types))
         quick = kind if _function_modes() else kind.quick
         encoded = list(args)
         for number, arg in enumerate(args):
@@ -199,7 +198,7 @@ class Recorder(Writes, TorchDispatchMode):
 
     def _run(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], *, keep: bool) -> Any:
         """Run an op, and note all that can be noted of one; keep what it makes, if need be."""
-        if kind.view or (kind.reshapes and is_ordinary(args[0])):
+        if kind.reshapes and is_ordinary(args[0]):
             return self._run_view(kind, args, kwargs)
         twins = self._before_writes_to_twins(kind, args, kwargs) if kind.may_write else ()
         written = self._before_writes(kind, args, kwargs)

@@ -65,7 +65,7 @@ class Region:
     start = 0  # the number of its first op
     watch: Any = None
     is_partly_light = False  # some of its ops are
-    balance = 0  # bytes of gradients that come when it is gone back through, less inputs that go
+    balance = 0  # bytes of gradients that come when we have gone back through it, less inputs
     has_hooks = False  # of its own, because others were set inside of its parent
     marks: tuple[State, ...] = ()  # held although they could be computed again
     _inputs: Mapping[State, Tensor] = MappingProxyType({})
@@ -203,8 +203,10 @@ class Region:
             return tensors[0]  # the one who asks takes all there is
         Variable._execution_engine.queue_callback(self._end_of_pass)
         there = dict(zip(wanted, tensors, strict=False)) if later else {}
-        if later and not self._should_spare(current, {h.state for h in later}, there):
-            later = {}
+        if later:
+            if not self._should_spare(current, {h.state for h in later}, there):
+                later = {}
+            _tide.went_back(current, self.balance)
         result = None
         for handle, tensor in zip(handles, tensors, strict=False):
             if handle in later:
@@ -216,7 +218,6 @@ class Region:
                 handle.tensor = tensor
             if self.watch is not None:
                 self.watch.got(handle, tensor)
-        _tide.went_back(current, self.balance)
         rest = iter(tensors[len(handles) :])
         for region, states in starts:
             region._inputs = dict(zip(states, rest, strict=False))
