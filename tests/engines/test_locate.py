@@ -88,6 +88,35 @@ def names_nothing(x):
     return x
 
 
+def calls_torch():
+    return torch.linspace(0, 1, 3)
+
+
+def calls_numpy():
+    return np.linspace(0, 1, 3)
+
+
+def calls_both():
+    return torch.from_numpy(np.ones(3))
+
+
+def imports_torch():
+    import torch  # noqa: PLC0415 (what this is about)
+
+    return torch.ones(2)
+
+
+def calls_torch_inside():
+    def inner():
+        return [torch.ones(2) for _ in range(2)]
+
+    return inner()
+
+
+def names_an_array_and_torch():
+    return torch.is_tensor(ARRAY)
+
+
 def has_an_empty_cell():
     def inner(x):
         return later(x)
@@ -109,6 +138,18 @@ BY_FUNCTION = [
     (has_default, "torch"),
     (has_keyword_default, "torch"),
     (names_a_global, "torch"),
+    (calls_torch, "torch"),
+    (calls_both, "torch"),
+    (imports_torch, "torch"),
+    (calls_torch_inside, "torch"),
+    (closes_over(torch.nn.functional), "torch"),
+    (closes_over(torch.linspace), "torch"),
+    (closes_over(torch.nn.functional.gelu), "torch"),
+    (closes_over(torch.nn.functional.dropout), "torch"),
+    (closes_over(torch.nn.Linear), "torch"),
+    (closes_over(torch.ops.aten.add), "torch"),
+    (calls_numpy, "numpy"),
+    (names_an_array_and_torch, "numpy"),
     (names_nothing, "numpy"),
     (closes_over(ARRAY), "numpy"),
     (Holder(ARRAY).method, "numpy"),

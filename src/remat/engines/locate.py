@@ -6,6 +6,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, ModuleType
 from typing import Any, Protocol, cast
 
 from .. import trees
@@ -75,7 +76,8 @@ _FOREIGN = {"torch": "Tensor", "jax": "Array"}
 def engine_for(leaves: Iterable[Any], function: Any = None) -> Engine:
     """Return the engine for these values: NumPy unless one of them belongs to another framework.
 
-    If no value tells, the `function` that gets them may: a module, or what closes over tensors.
+    If no value tells, the `function` that gets them may: a module, what closes over tensors, or
+    what refers to functions of a framework.
     """
     leaves = list(leaves)
     for framework in _FOREIGN:
@@ -131,10 +133,23 @@ def _is_of_torch(function: Any, leaves: list[Any]) -> bool:
     if isinstance(function, module) or isinstance(getattr(function, "__self__", None), module):
         return True
     # Arrays tell: nobody has to guess.
-    kinds = (_array_type("torch"), module)
-    return not any(hasattr(leaf, "dtype") for leaf in leaves) and any(
-        isinstance(value, kinds) for value in _nearby(function)
-    )
+    if any(hasattr(leaf, "dtype") for leaf in leaves):
+        return False
+    nearby = list(_nearby(function))
+    if any(isinstance(value, (_array_type("torch"), module)) for value in nearby):
+        return True
+    return not any(_is_array(value) for value in nearby) and any(map(_belongs_to_torch, nearby))
+
+
+def _is_array(value: Any) -> bool:
+    """Return whether a value is an array; the module `numpy` has a `dtype`, too, but is none."""
+    return hasattr(type(value), "dtype")
+
+
+def _belongs_to_torch(value: Any) -> bool:
+    """Return whether a value is `torch`, one of its modules, or a function or class of theirs."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return isinstance(name, str) and name.partition(".")[0] == "torch"
 
 
 def _nearby(function: Any) -> Iterator[Any]:
@@ -156,4 +171,13 @@ def _nearby(function: Any) -> Iterator[Any]:
             continue
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
-    yield from (function.__globals__.get(name) for name in code.co_names)
+    for name in _names(code):  # a function may import a module by itself
+        yield function.__globals__.get(name, sys.modules.get(name))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Generate the global names that some code uses, with that of functions defined inside."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
