@@ -15,6 +15,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ...errors import UnsupportedError
 from .kinds import is_ordinary, plain_types
@@ -216,15 +217,17 @@ class Books:
         if storage is not None:
             state.viewed = True  # perhaps
             state.note_geometry(tensor)
-            state.shared = not storage.resizable()
+            if not storage.resizable():
+                state.shared = True
         # A view is not asked: autograd would renew its history, if its base was written to.
-        state.leaf = not tensor._is_view() and tensor.is_leaf
-        is_parameter = type(tensor) is torch.nn.Parameter
+        if not tensor._is_view() and tensor.is_leaf:
+            state.leaf = True
+        is_parameter = type(tensor) is Parameter
         if (
             state.leaf
             and tensor.requires_grad
             and type(tensor) in NO_SUBCLASSES
-            and not tensor.is_complex()  # it could become its conjugate
+            and not tensor.dtype.is_complex  # it could become its conjugate
             and (is_parameter or not state.shared)
         ):
             state.held = tensor
@@ -386,7 +389,7 @@ def _references() -> int:
 
 
 _ONLY_HERE = _references()
-NO_SUBCLASSES = {Tensor, torch.nn.Parameter}
+NO_SUBCLASSES = {Tensor, Parameter}
 _LISTS = (list, tuple)
 _MANY = 2000  # states, before it is worth a look which of them are dead
 _MUCH = 4 << 20  # bytes, likewise

@@ -31,6 +31,7 @@ from .records import (
     count_together,
     counting_writes,
     minding_conjugates,
+    states_in,
     version_of,
 )
 from .regions import Handle, Region, unpack
@@ -158,7 +159,7 @@ class Recorder(Writes, TorchDispatchMode):
 
     # What ops do. This runs for every op: it is long so that it need not call for the usual ones.
 
-    def __torch_dispatch__(  # noqa: PLR0912 (see above)
+    def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kind = kinds.get(id(func)) or kind_of(func)
@@ -170,17 +171,19 @@ class Recorder(Writes, TorchDispatchMode):
                 return self._run(kind, args, kwargs or {}, keep=kind.opaque or bool(types))
         quick = kind if _function_modes() else kind.quick
         encoded = list(args)
+        reads: list[State] = []
         for number, arg in enumerate(args):
             if type(arg) in NO_SUBCLASSES:
                 encoded[number] = piece = self.piece(arg)
-                if type(piece) is State:
-                    piece.read = True
-                else:
-                    piece.state.read = True
+                state = piece if type(piece) is State else piece.state
+                state.read = True
+                reads.append(state)
             else:
                 if kind.of_tensors or isinstance(arg, Tensor):
                     quick = kind
-                encoded[number] = self._encode(arg)
+                encoded[number] = part = self._encode(arg)
+                if part is not arg:
+                    reads += states_in((part,))
         out = quick.call(*args)
         frame = _getframe(1)
         code, back = frame.f_code, frame.f_back
@@ -188,7 +191,7 @@ class Recorder(Writes, TorchDispatchMode):
             place: Place = code, frame.f_lasti, None  # what `here` says, at once
         else:
             place = here(frame)
-        op = _new_op(Op, (self._ops, quick, encoded, None, None, place))
+        op = _new_op(Op, (self._ops, quick, encoded, reads, None, None, place))
         self._ops += 1
         if type(out) is Tensor:
             self._made(out, op, 0)
@@ -222,7 +225,8 @@ class Recorder(Writes, TorchDispatchMode):
             for key in twins:
                 self._states.pop(key, None)  # whoever reads it meets it anew
         seconds = time.perf_counter() - began
-        op = Op(self._ops, kind, encoded, keywords or None, random, here(_getframe(2)))
+        reads = [*states_in(encoded), *states_in(keywords.values())]
+        op = Op(self._ops, kind, encoded, reads, keywords or None, random, here(_getframe(2)))
         self._ops += 1
         made = [(self._after_write(op, *write, keep=keep), write[1]) for write in written]
         made += self._made_several(out, op, keep=keep)

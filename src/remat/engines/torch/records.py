@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .guards import Guards
 from .kinds import Kind, is_ordinary
 from .places import Place
 
@@ -36,6 +37,7 @@ __all__ = [
     "minding_conjugates",
     "over",
     "parts_of",
+    "states_in",
     "version_of",
 ]
 
@@ -206,30 +208,16 @@ class Op(NamedTuple):
     number: int
     kind: Kind
     args: list[Any]
+    reads: list[State]  # that are among its arguments, one for each time
     keywords: dict[str, Any] | None
     random: tuple[torch.Generator, Tensor] | None  # what it drew from, and its state before
     place: Place  # where it was called
-
-    def reads(self) -> list[State]:
-        """Return the states that it reads, one for each time."""
-        found = []
-        for arg in self.args:
-            kind = type(arg)
-            if kind is State:
-                found.append(arg)
-            elif kind is View:
-                found.append(arg.state)
-            elif kind is list:
-                found += _states_in(arg)
-        if self.keywords is not None:
-            found += _states_in(self.keywords.values())
-        return found
 
     def overwrites(self) -> list[State]:
         """Return all states that this op overwrites."""
         keywords = self.keywords or {}
         return list(
-            _states_in(
+            states_in(
                 keywords.get(key) if isinstance(key, str) else self.args[key]
                 for key in self.kind.writes
                 if isinstance(key, str) or key < len(self.args)
@@ -244,12 +232,13 @@ class Op(NamedTuple):
         return piece if type(piece) is State else piece.state
 
 
-def _states_in(values: Iterable[Any]) -> Iterator[State]:
+def states_in(values: Iterable[Any]) -> Iterator[State]:
+    """Generate the states that pieces among some arguments are of."""
     for value in values:
         if isinstance(value, State | View):
             yield value if isinstance(value, State) else value.state
         elif type(value) is list:
-            yield from _states_in(value)
+            yield from states_in(value)
 
 
 def counting_writes() -> AbstractContextManager[None]:
@@ -275,13 +264,22 @@ def alias(tensor: Tensor) -> Tensor:
     """Return the same bytes and version counter without the history, unseen by any mode."""
     if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
         # An op is being dispatched, perhaps, below the layer that shares the counter.
-        with torch._C._DisableTorchDispatch(), counting_writes():
-            if type(tensor) is Tensor or type(tensor) is torch.nn.Parameter:
-                return tensor.detach()
-            with torch._C.DisableTorchFunctionSubclass():  # and without what its class adds
-                return tensor.detach()
+        off, on = _without_modes.take(), _with_counters.take()
+        try:
+            with off, on:
+                if type(tensor) is Tensor or type(tensor) is torch.nn.Parameter:
+                    return tensor.detach()
+                with torch._C.DisableTorchFunctionSubclass():  # and without what its class adds
+                    return tensor.detach()
+        finally:
+            _without_modes.give(off)
+            _with_counters.give(on)
     with _disable_current_modes():
         return tensor.detach()
+
+
+_without_modes = Guards(torch._C._DisableTorchDispatch)
+_with_counters = Guards(counting_writes)
 
 
 def parts_of(tensor: Tensor) -> list[Tensor]:

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.autograd.variable import Variable
 
 from .records import Piece, State, alias, over
-from .replay import NOT_OURS, below_us, is_there, needs, replay, value_of
+from .replay import is_there, needs, replay, unseen, value_of
 from .tide import Tide
 
 __all__ = ["Handle", "Region", "unpack"]
@@ -245,7 +245,7 @@ class Region:
             state = piece if type(piece) is State else piece.state
             op = state.op
             if op is not None and op.kind.light and state.output == 0:
-                reads = op.reads()
+                reads = op.reads
                 if (
                     op.number >= self.start
                     and state not in soon
@@ -426,5 +426,9 @@ def unpack(packed: Handle | State) -> Tensor:
     held = value_of(state)
     if piece is state:
         return held
-    with below_us(NOT_OURS):
-        return over(piece, held)
+    guard = unseen.take()
+    try:
+        with guard:
+            return over(piece, held)
+    finally:
+        unseen.give(guard)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, MutableMapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,24 +13,24 @@ from torch import Tensor
 
 from ...errors import RecomputeMismatchError
 from . import places
+from .guards import Guards
 from .records import Op, Piece, State, View, fresh_copy, over
 from .sharing import checksum
 
 __all__ = [
-    "NOT_OURS",
     "Needed",
     "Needs",
-    "below_us",
     "flat",
     "is_there",
     "needs",
     "replay",
+    "unseen",
     "value_of",
 ]
 
 
-# An op that is to be run again, the states it is run for, and those that it reads.
-Needed = tuple[Op, list[State], list[State]]
+# An op that is to be run again, and the states it is run for.
+Needed = tuple[Op, list[State]]
 
 
 class Needs(NamedTuple):
@@ -43,10 +44,10 @@ class Needs(NamedTuple):
 
 # Autograd, autocast, transforms and modes: a replay passes them by.
 _after_views = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.ADInplaceOrView)
-NOT_OURS = (torch._C._dispatch_keyset_full() - _after_views) | torch._C.DispatchKeySet(
+_not_ours = (torch._C._dispatch_keyset_full() - _after_views) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.Python
 )
-below_us = torch._C._ExcludeDispatchKeyGuard
+unseen = Guards(partial(torch._C._ExcludeDispatchKeyGuard, _not_ours))
 _current_pass = torch._C._current_graph_task_id
 _new_needs = tuple.__new__  # quicker than Needs(), which parses its arguments
 
@@ -71,18 +72,17 @@ def needs(wanted: Iterable[Piece], start: int, given: Mapping[State, Any]) -> Ne
         uses[state] = 1
         op = state.op
         held = state.held
-        if held is not None and (op is None or is_there(state)):
-            continue
+        if held is not None and (op is None or held._version == state.held_version):
+            continue  # it is there
         if state in given:
             continue
-        if op is None or op.number < start:
+        if op is None or (number := op.number) < start:
             outer.append(state)
-        elif op.number in needed:
-            needed[op.number][1].append(state)
+        elif number in needed:
+            needed[number][1].append(state)
         else:
-            reads = op.reads()
-            needed[op.number] = (op, [state], reads)
-            states += reads
+            needed[number] = op, [state]
+            states += op.reads
             if op.random is not None:
                 generators.append(op.random[0])
     ops = [needed[number] for number in sorted(needed)]
@@ -101,9 +101,10 @@ def replay(
     ops, _, uses, generators = needed
     began = time.perf_counter() if watch is not None else 0.0
     random = [(g, g.get_state()) for g in generators] if generators else ()
+    guard = unseen.take()
     try:
-        with below_us(NOT_OURS):
-            for op, makes, reads in ops:
+        with guard:
+            for op, makes in ops:
                 try:
                     _run(op, makes, values, uses, given)
                 except RecomputeMismatchError:
@@ -114,7 +115,7 @@ def replay(
                         f"by {places.describe(op.place)}."
                     )
                     raise
-                for state in reads:
+                for state in op.reads:
                     if uses[state] == 1:
                         values.pop(state, None)
                     else:
@@ -125,6 +126,7 @@ def replay(
                 watch.replayed(ops, time.perf_counter() - began)
             return [_decode(piece, values) for piece in wanted]
     finally:
+        unseen.give(guard)
         for generator, before in reversed(random):
             generator.set_state(before)
 
@@ -137,26 +139,26 @@ def _run(
     given: Mapping[State, Tensor],
 ) -> None:
     """Run an op again and put what it makes among the values."""
+    _, kind, given_args, _, given_keywords, random, _ = op
     source: MutableMapping[State, Tensor] = values
-    kind = op.kind
     if kind.writes:
         for before in op.overwrites():
             if uses[before] > 1 or before not in values or before in given:
                 # Somebody else needs what is overwritten here, so this op writes to a copy.
                 source = ChainMap({before: fresh_copy(_value(before, values))}, source)
     args = []
-    for arg in op.args:
+    for arg in given_args:
         if type(arg) is State:  # at once, without a call
             value = source.get(arg)
             args.append(value_of(arg) if value is None else value)
         else:
             args.append(_decode(arg, source))
-    if op.random is not None:
-        op.random[0].set_state(op.random[1])
-    if op.keywords is None and not kind.needs_grad_mode:
+    if random is not None:
+        random[0].set_state(random[1])
+    if given_keywords is None and not kind.needs_grad_mode:
         out = kind.call(*args)
     else:
-        keywords = {name: _decode(value, source) for name, value in (op.keywords or {}).items()}
+        keywords = {name: _decode(value, source) for name, value in (given_keywords or {}).items()}
         with torch.set_grad_enabled(kind.needs_grad_mode or torch.is_grad_enabled()):
             out = kind.call(*args, **keywords)
     for state in states:

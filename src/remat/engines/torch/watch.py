@@ -61,7 +61,7 @@ class Watch:
     # In the forward pass.
 
     def ran(self, op: Op, made: list[tuple[State, Tensor]], seconds: float) -> None:
-        reads = tuple(dict.fromkeys(self._number(state) for state in op.reads()))
+        reads = tuple(dict.fromkeys(self._number(state) for state in op.reads))
         for state, tensor in made:
             before = None if state.argument is None else op.overwritten(state.argument)
             value = trace.Value(
