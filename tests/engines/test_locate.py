@@ -113,6 +113,19 @@ def calls_torch_inside():
     return inner()
 
 
+def calls_what_calls_torch(depth=1):
+    return calls_what_calls_torch(depth - 1) if depth else calls_torch()
+
+
+@remat.checkpoint
+def decorated():
+    return calls_torch()
+
+
+def calls_what_is_decorated():
+    return decorated()
+
+
 def names_an_array_and_torch():
     return torch.is_tensor(ARRAY)
 
@@ -142,6 +155,12 @@ BY_FUNCTION = [
     (calls_both, "torch"),
     (imports_torch, "torch"),
     (calls_torch_inside, "torch"),
+    (calls_what_calls_torch, "torch"),
+    (closes_over(calls_torch), "torch"),
+    (closes_over(closes_over(MODULE)), "torch"),
+    (decorated, "torch"),
+    (calls_what_is_decorated, "torch"),
+    (closes_over(calls_numpy), "numpy"),
     (closes_over(torch.nn.functional), "torch"),
     (closes_over(torch.linspace), "torch"),
     (closes_over(torch.nn.functional.gelu), "torch"),

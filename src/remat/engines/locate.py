@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Protocol, cast
 
 from .. import trees
@@ -135,7 +136,7 @@ def _is_of_torch(function: Any, leaves: list[Any]) -> bool:
     # Arrays tell: nobody has to guess.
     if any(hasattr(leaf, "dtype") for leaf in leaves):
         return False
-    nearby = list(_nearby(function))
+    nearby = list(_reach(function))
     if any(isinstance(value, (_array_type("torch"), module)) for value in nearby):
         return True
     return not any(_is_array(value) for value in nearby) and any(map(_belongs_to_torch, nearby))
@@ -152,8 +153,30 @@ def _belongs_to_torch(value: Any) -> bool:
     return isinstance(name, str) and name.partition(".")[0] == "torch"
 
 
+def _reach(function: Any) -> Iterator[Any]:
+    """Generate what a function refers to, and what the functions of its file do that it calls.
+
+    What lies deeper is not worth the search.
+    """
+    functions = [_undecorated(function)]
+    for caller in functions:  # which grow on the way
+        for value in _nearby(caller):
+            yield value
+            called = _undecorated(value)
+            if (
+                isinstance(called, FunctionType)
+                and called.__globals__ is getattr(caller, "__globals__", None)
+                and called not in functions
+            ):
+                functions.append(called)
+
+
+def _undecorated(value: Any) -> Any:
+    return inspect.unwrap(value) if isinstance(value, FunctionType) else value
+
+
 def _nearby(function: Any) -> Iterator[Any]:
-    """Generate what a function refers to directly; what lies deeper is not worth the search."""
+    """Generate what a function refers to directly."""
     if isinstance(function, functools.partial):
         yield from (function.func, *function.args, *function.keywords.values())
         yield from _nearby(function.func)

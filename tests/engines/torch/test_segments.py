@@ -256,6 +256,21 @@ def test_the_function_runs_once() -> None:
     assert calls == [1]
 
 
+def test_a_call_without_inputs_that_only_refers_to_torch() -> None:
+    def inner():
+        return torch.linspace(-1, 1, 5, requires_grad=True).sin().exp()
+
+    def outer():
+        made = remat.checkpoint(inner)()
+        return made, remat.adaptive_checkpoint(made * made, threshold=0).tanh()
+
+    made, result = remat.checkpoint(outer)()
+    (gradient,) = torch.autograd.grad(result.sum(), made)
+    expected = made.detach().requires_grad_()
+    ((expected * expected).tanh()).sum().backward()
+    assert torch.equal(gradient, expected.grad)
+
+
 def test_a_very_long_region_needs_no_deep_stack() -> None:
     def program(run, x):
         def f(x):
