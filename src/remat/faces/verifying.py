@@ -24,7 +24,7 @@ def verify(
     function that `checkpoint` has wrapped, the wrapped function is taken.
 
     Afterwards random state, inputs and what `fn` keeps are as after one call without
-    checkpointing.
+    checkpointing; on PyTorch they, and the buffers and gradients of modules, are as before.
 
     >>> import numpy as np
     >>> import remat
