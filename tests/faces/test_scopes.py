@@ -1,0 +1,78 @@
+"""Nodes that are used by hand, and the manners of a scope."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+import remat
+
+torch = pytest.importorskip("torch")
+
+
+def test_a_node_by_hand_holds_and_computes_in_order() -> None:
+    node = remat.CheckpointNode()
+    assert node.is_checkpoint
+    assert (node.saved_activations, node.recompute_functions, node.recompute()) == ([], [], [])
+    first, second = torch.ones(2), torch.zeros(3)
+    node.save_activations(first, second)
+    node.save_activations(7.0)
+    assert [id(held) for held in node.saved_activations[:2]] == [id(first), id(second)]
+    node.add_recompute_function(lambda: {"b": 2, "a": (1,)})
+    node.add_recompute_function(lambda: node.saved_activations[0] + 1)
+    *numbers, tensor = node.recompute()
+    assert sorted(numbers) == [1, 2]
+    assert torch.equal(tensor, first + 1)
+    node.clear_saved_activations()
+    assert node.saved_activations == []
+    assert len(node.recompute_functions) == 2
+
+
+def test_a_node_takes_functions_only() -> None:
+    with pytest.raises(TypeError, match="callable, got float"):
+        remat.CheckpointNode().add_recompute_function(3.0)
+
+
+def test_what_was_added_to_the_node_of_a_scope_comes_after_what_it_computes() -> None:
+    x = torch.randn(3, requires_grad=True)
+    with remat.CheckpointScope("part") as scope:
+        y = x.exp().sin()
+    (node,) = scope.nodes
+    node.save_activations(x.detach())
+    node.add_recompute_function(lambda: "mine")
+    *computed, mine = node.recompute()
+    assert mine == "mine"
+    assert any(torch.equal(tensor, x.exp()) for tensor in computed)
+    node.clear_saved_activations()
+    y.sum().backward()
+    assert torch.equal(x.grad, (x.exp().cos() * x.exp()).detach())
+
+
+@pytest.mark.parametrize(
+    "renew", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))]
+)
+def test_a_scope_is_copied_without_what_it_has_seen(renew) -> None:
+    scope = remat.CheckpointScope("part", enabled=True, use_recomputation=False)
+    with scope:
+        y = torch.ones(3, requires_grad=True).exp().sin()
+    other = renew(scope)
+    assert (other.name, other.is_enabled, other.use_recomputation) == ("part", True, False)
+    assert other.nodes == []
+    assert len(scope.nodes) == 1
+    assert repr(other) == "CheckpointScope('part', enabled=True, use_recomputation=False)"
+    y.sum().backward()
+
+
+def test_a_name_is_text() -> None:
+    with pytest.raises(TypeError, match="name is text, got function"):
+        remat.CheckpointScope(lambda x: x)
+
+
+def test_a_scope_that_is_not_enabled_does_nothing() -> None:
+    x = torch.ones(3, requires_grad=True)
+    with remat.CheckpointProfiler() as profiler, remat.CheckpointScope("off", enabled=False) as off:
+        x.exp().sin().sum().backward()
+    assert off.nodes == []
+    assert (profiler.checkpoint_count(), profiler.recompute_count()) == (0, 0)
