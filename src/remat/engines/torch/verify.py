@@ -7,6 +7,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -62,17 +63,23 @@ def verify(
             "closed-over tensors requires grad; call requires_grad_() on one"
         )
 
-    def call() -> Any:
+    def call(options: SegmentOptions | None = None) -> Any:
         # Copies, so that the function may write to its inputs.
         given = [t.clone() if isinstance(t, Tensor) else t for t in inputs.values()]
         args, kwargs = trees.unflatten(structure, given)
-        return function(*args, **kwargs)
+        if options is None:
+            return function(*args, **kwargs)
+        region = open_region(options.name, options.preserve_rng_state, watch=checker)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            close_region(region, None)
 
     checker = Checker()
     with _left_as_found(owned.buffers):
         plain = _run(call, sources, owned.buffers)
     with _left_as_found(owned.buffers):
-        checked = _run(lambda: _checkpointed(call, options, checker), sources, owned.buffers)
+        checked = _run(partial(call, options), sources, owned.buffers)
     for what, before, after in zip(Outcome._fields, plain, checked, strict=True):
         different = [key for key in before if before[key] != after.get(key)]
         if different or before.keys() != after.keys():
@@ -103,14 +110,6 @@ def _run(call: Callable[[], Any], sources: Buffers, buffers: Buffers) -> Outcome
     found = {n: _fingerprint(g) for n, g in zip(sources, gradients, strict=False) if g is not None}
     kept = {n: _fingerprint(buffer) for n, buffer in buffers.items()}
     return Outcome(outputs, found, kept, {str(d): _fingerprint(s) for d, s in _random_states()})
-
-
-def _checkpointed(call: Callable[[], Any], options: SegmentOptions, checker: Checker) -> Any:
-    region = open_region(options.name, preserve_rng_state=options.preserve_rng_state, watch=checker)
-    try:
-        return call()
-    finally:
-        close_region(region, None)
 
 
 class Checker(Watch):
