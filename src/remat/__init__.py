@@ -1,22 +1,24 @@
 """remat: exact gradients inside a memory budget."""
 
+from . import policies
+from .api.chains import ActivationCheckpointer, CheckpointConfig
+from .api.gradients import grad, value_and_grad
+from .api.groups import CheckpointGroup
+from .api.loops import checkpointed_loop, checkpointed_scan, checkpointed_while
+from .api.scopes import CheckpointNode, CheckpointScope, is_checkpoint, mark_checkpoint, name
+from .api.segments import adaptive_checkpoint, checkpoint, checkpoint_segment
+from .api.sequential import checkpoint_sequential
+from .api.verifying import verify
 from .errors import (
     BudgetTooSmallError,
     LoopTransformError,
+    ModifiedInputError,
     RecomputeMismatchError,
     RematError,
     RematWarning,
     StoreError,
     UnsupportedError,
 )
-from .faces.chains import ActivationCheckpointer, CheckpointConfig
-from .faces.gradients import grad, value_and_grad
-from .faces.groups import CheckpointGroup
-from .faces.loops import checkpointed_loop, checkpointed_scan, checkpointed_while
-from .faces.scopes import CheckpointNode, CheckpointScope, is_checkpoint, mark_checkpoint
-from .faces.segments import adaptive_checkpoint, checkpoint, checkpoint_segment
-from .faces.sequential import checkpoint_sequential
-from .faces.verifying import verify
 from .reports.profiler import CheckpointProfiler
 from .schedules import (
     compute_checkpoint_positions,
@@ -41,6 +43,7 @@ __all__ = [
     "DiskStore",
     "LoopTransformError",
     "MemoryStore",
+    "ModifiedInputError",
     "RecomputeMismatchError",
     "ReducedPrecisionStore",
     "RematError",
@@ -62,7 +65,9 @@ __all__ = [
     "grad",
     "is_checkpoint",
     "mark_checkpoint",
+    "name",
     "plan_loop",
+    "policies",
     "should_checkpoint",
     "value_and_grad",
     "verify",

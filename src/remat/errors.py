@@ -3,6 +3,7 @@
     RematError
     ├── BudgetTooSmallError     no plan fits the bytes that were given
     ├── LoopTransformError      a Python loop cannot be rewritten
+    ├── ModifiedInputError      a saved input was modified before backward (a RuntimeError, too)
     ├── RecomputeMismatchError  a re-run gave another result than the first run
     ├── StoreError              a checkpoint could not be written or read
     └── UnsupportedError        this cannot work here; the message says what can
@@ -20,6 +21,7 @@ from __future__ import annotations
 __all__ = [
     "BudgetTooSmallError",
     "LoopTransformError",
+    "ModifiedInputError",
     "RecomputeMismatchError",
     "RematError",
     "RematWarning",
@@ -38,6 +40,10 @@ class BudgetTooSmallError(RematError):
 
 class LoopTransformError(RematError):
     """A Python loop cannot be rewritten so that it checkpoints itself."""
+
+
+class ModifiedInputError(RematError, RuntimeError):
+    """What a region needs to recompute was modified since; PyTorch raises a RuntimeError, too."""
 
 
 class RecomputeMismatchError(RematError):

@@ -16,7 +16,14 @@ from ..segments import SegmentOptions
 from ..stores import Arrays
 from ..verification import Verification
 
-__all__ = ["Engine", "ScopeEngine", "engine_for", "engine_of_call", "engine_with_scopes"]
+__all__ = [
+    "Engine",
+    "ScopeEngine",
+    "engine_for",
+    "engine_of_call",
+    "engine_with_scopes",
+    "is_torch_module",
+]
 
 
 class Engine(Protocol):
@@ -39,6 +46,9 @@ class Engine(Protocol):
     ) -> Any:
         """Call the function; forget what it computes on the way."""
 
+    def checkpointed_module(self, module: Any, run: Callable[..., Any]) -> Any:
+        """Return a module over the same parameters whose calls are `run(call, args, kwargs)`."""
+
     def checkpoint_tensor(self, tensor: Any, threshold: int | None) -> Any:
         """Do not hold this tensor, if it has more bytes than `threshold`; return it."""
 
@@ -59,8 +69,8 @@ class Engine(Protocol):
 class ScopeEngine(Protocol):
     """What an engine brings that can watch ops as they run."""
 
-    def open_scope(self, name: str, *, hold: bool) -> Any:
-        """Begin a region; hold what plain autograd holds, or forget it."""
+    def open_scope(self, name: str, *, policy: Any) -> Any:
+        """Begin a region; the policy says what is kept, None: nothing."""
 
     def close_scope(self, scope: Any, *, quiet: bool) -> None: ...
 
@@ -68,6 +78,9 @@ class ScopeEngine(Protocol):
         """Hold this tensor; return it."""
 
     def is_marked(self, tensor: Any) -> bool: ...
+
+    def name_tensor(self, tensor: Any, name: str) -> Any:
+        """Give a tensor a name for policies and reports; return it."""
 
 
 # The array type that tells a framework, looked up only if the framework has been imported.
@@ -110,6 +123,12 @@ def engine_with_scopes() -> ScopeEngine:
             "wrap the computation in a function and use remat.checkpoint(fn, *inputs)"
         )
     return cast(ScopeEngine, _load("torch"))
+
+
+def is_torch_module(value: Any) -> bool:
+    """Return whether a value is an `nn.Module`."""
+    module = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
+    return module is not None and isinstance(value, module)
 
 
 @functools.cache
@@ -172,7 +191,8 @@ def _reach(function: Any) -> Iterator[Any]:
 
 
 def _undecorated(value: Any) -> Any:
-    return inspect.unwrap(value) if isinstance(value, FunctionType) else value
+    is_wrapper = isinstance(value, FunctionType) or "__wrapped__" in getattr(value, "__dict__", ())
+    return inspect.unwrap(value) if is_wrapper else value
 
 
 def _nearby(function: Any) -> Iterator[Any]:

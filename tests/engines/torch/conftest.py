@@ -1,8 +1,12 @@
 """One thread: small tensors gain nothing from more, and the machine is shared."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
+
+from remat.engines.torch import replay
 
 torch.set_num_threads(1)
 
@@ -19,3 +23,17 @@ def nothing_is_left_switched_on():
         torch._C._autograd._pop_saved_tensors_default_hooks()
     assert (modes, hooks) == ([], None)
     assert torch.is_grad_enabled()
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """Count the ops that are run again, by name."""
+    counts: Counter[str] = Counter()
+    run = replay._run
+
+    def counted(op, *rest):
+        counts[str(op.traits.func).split(".")[1]] += 1
+        return run(op, *rest)
+
+    monkeypatch.setattr(replay, "_run", counted)
+    return counts

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -235,3 +237,38 @@ def test_a_module_compiled_in_place_inside_of_a_region() -> None:
     remat.checkpoint(lambda x: twin(x).exp(), y).sum().backward()
     assert torch.equal(x.grad, y.grad)
     assert int(twin.norm.num_batches_tracked) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+def test_a_scope_in_compiled_code_under_a_profiler(monkeypatch) -> None:
+    ignored = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+
+    @torch.compile(backend="eager")
+    def f(x):
+        with remat.CheckpointScope("scope"):
+            return (x * 3).exp().sin()
+
+    x = torch.randn(3).requires_grad_()
+    with remat.CheckpointProfiler() as profiler:
+        f(x).sum().backward()
+    gc.collect()
+    assert ignored == []
+    assert profiler.checkpoint_count() == 1
+    (expected,) = torch.autograd.grad((x * 3).exp().sin().sum(), x)
+    assert torch.equal(x.grad, expected)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+def test_the_backward_pass_of_an_eager_region_under_compiled_autograd() -> None:
+    x = torch.randn(3).requires_grad_()
+    y = remat.checkpoint(lambda x: (x * 3).exp().sin(), x)
+
+    @torch.compile(backend="eager")
+    def backward(y):
+        y.sum().backward()
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        backward(y)
+    (expected,) = torch.autograd.grad((x * 3).exp().sin().sum(), x)
+    assert torch.allclose(x.grad, expected)

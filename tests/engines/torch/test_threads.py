@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import remat
+from remat.engines.torch.randomness import draw, draw_again
 
-from .oracles import FACES, plain
+from .oracles import FACES, in_a_scope, plain
 
 
 def model_and_input(number: int):
@@ -156,3 +157,119 @@ def test_a_tensor_made_by_another_thread_in_the_middle() -> None:
     expected = (h.abs() * x).sin().sum() + (h_was[0].abs() * x).sin().sum()
     (g,) = torch.autograd.grad(expected, x)
     assert torch.equal(x.grad, g)
+
+
+def dropped(x):
+    """Return what dropout gave, and something whose gradient needs it."""
+    kept = torch.nn.functional.dropout(x * 1, 0.5)
+    return kept, kept.sin()
+
+
+def is_right(run) -> bool:
+    """Return whether a gradient belongs to the random numbers of its own forward pass."""
+    x = torch.ones(2000, requires_grad=True)
+    kept, out = run(dropped, x)
+    out.sum().backward()
+    return torch.equal(x.grad, kept.detach().cos() * kept.detach())  # a half is 2, a half is 0
+
+
+@pytest.mark.parametrize("run", [remat.checkpoint, in_a_scope], ids=["segment", "scope"])
+def test_threads_that_draw_random_numbers_in_regions(run) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: is_right(run), range(400)))
+    assert all(found)
+
+
+def test_a_thread_that_draws_at_the_same_time_is_noticed() -> None:
+    """What it disturbs in the forward pass is an error; what it disturbs later is repaired."""
+    stop = threading.Event()
+
+    def prefetch() -> None:
+        while not stop.is_set():
+            torch.rand(10)
+
+    thread = threading.Thread(target=prefetch)
+    thread.start()
+    try:
+        results = [right_or_error() for _ in range(300)]
+    finally:
+        stop.set()
+        thread.join()
+    assert "wrong" not in results
+    assert results.count("right") > 0
+
+
+def right_or_error() -> str:
+    try:
+        return "right" if is_right(remat.checkpoint) else "wrong"
+    except remat.RecomputeMismatchError as error:
+        assert "another thread drew from the same generator" in str(error)  # noqa: PT017
+        return "error"
+
+
+class Disturbed:
+    """A generator from which another thread draws whenever its state is read."""
+
+    def __init__(self, times: int) -> None:
+        self.generator = torch.Generator()
+        self.times = times
+
+    def get_state(self) -> torch.Tensor:
+        state = self.generator.get_state()
+        if self.times:
+            self.times -= 1
+            torch.rand(1, generator=self.generator)
+        return state
+
+    def set_state(self, state: torch.Tensor) -> None:
+        self.generator.set_state(state)
+
+
+def test_a_draw_that_was_disturbed_is_an_error() -> None:
+    disturbed = Disturbed(times=1)
+    _, drawn = draw(disturbed, lambda: torch.rand(3, generator=disturbed.generator))
+    with pytest.raises(remat.RecomputeMismatchError, match="a generator of its own"):
+        draw_again(drawn, lambda: torch.rand(3, generator=disturbed.generator), repeatable=True)
+
+
+def test_a_draw_and_its_replay_that_were_disturbed_alike_are_noticed() -> None:
+    """The generator ends in the same state, but the numbers differ."""
+    disturbed = Disturbed(times=1)
+    generator = disturbed.generator
+    waiting = threading.Event()
+    thread = threading.Thread(target=waiting.wait)  # some other thread
+    thread.start()
+    try:
+        _, drawn = draw(disturbed, lambda: torch.rand(3, generator=generator))
+    finally:
+        waiting.set()
+        thread.join()
+
+    def draw_and_be_disturbed() -> torch.Tensor:
+        numbers = torch.rand(3, generator=generator)
+        torch.rand(1, generator=generator)  # by somebody else
+        return numbers
+
+    with pytest.raises(remat.RecomputeMismatchError, match="a generator of its own"):
+        draw_again(drawn, draw_and_be_disturbed, repeatable=True)
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_a_replay_that_was_disturbed_is_repeated(repeatable) -> None:
+    disturbed = Disturbed(times=0)
+    calls = 0
+
+    def call() -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            torch.rand(1, generator=disturbed.generator)  # by somebody else
+        return torch.rand(3, generator=disturbed.generator)
+
+    first, drawn = draw(disturbed, call)
+    if repeatable:
+        assert torch.equal(draw_again(drawn, call, repeatable=True), first)
+        assert calls == 3
+    else:
+        with pytest.raises(remat.RecomputeMismatchError):
+            draw_again(drawn, call, repeatable=False)

@@ -1,18 +1,21 @@
 """The PyTorch engine: record ops, forget what they made, and replay them on the way back."""
 
 from .arrays import TorchArrays
+from .diagnostics.verify import verify
 from .gradient import value_and_grad
 from .loop import run_loop, run_while
+from .modules import checkpointed_module
 from .scope import close_scope, open_scope
-from .segment import checkpoint_tensor, is_marked, mark, run_segment
-from .verify import verify
+from .segment import checkpoint_tensor, is_marked, mark, name_tensor, run_segment
 
 __all__ = [
     "ARRAYS",
     "checkpoint_tensor",
+    "checkpointed_module",
     "close_scope",
     "is_marked",
     "mark",
+    "name_tensor",
     "open_scope",
     "run_loop",
     "run_segment",

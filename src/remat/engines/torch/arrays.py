@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...stores import Narrow, overflow_error
+from .backend import is_functorch_tensor
 
 __all__ = ["Kind", "TorchArrays"]
 
@@ -87,7 +88,7 @@ def _has_plain_memory(tensor: Tensor) -> bool:
         type(tensor) in (Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
         and not (tensor.is_quantized or tensor.is_nested or tensor.is_meta)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not is_functorch_tensor(tensor)
     )
 
 

@@ -22,11 +22,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ...errors import UnsupportedError
+from .backend import AccumulateGrad
 from .reach import Reach
 
 __all__ = ["Captures", "Guard"]
-
-_AccumulateGrad = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
 
 class _Table:
@@ -173,7 +172,7 @@ class Captures:
             for below, _ in node.next_functions:
                 if below is None:
                     continue
-                is_leaf = type(below) is _AccumulateGrad
+                is_leaf = type(below) is AccumulateGrad
                 is_last &= is_leaf
                 if below in seen:
                     continue

@@ -23,10 +23,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import UnsupportedError
-from .kinds import Kind, is_ordinary, kind_of
+from .memory.tensors import is_plain
 from .randomness import generator_of
 from .reach import Reach
 from .replay import flat
+from .schema import OpTraits, traits_of
 
 __all__ = ["Around", "Effects", "StepWatch"]
 
@@ -158,9 +159,9 @@ class StepWatch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        kind = kind_of(func)
-        self._before(kind, args, kwargs)
-        out = kind.call(*args, **kwargs)
+        traits = traits_of(func)
+        self._before(traits, args, kwargs)
+        out = traits.call(*args, **kwargs)
         known = {_NOWHERE, *(_address(value) for value in flat((*args, *kwargs.values())))}
         for tensor in flat(out):
             if isinstance(tensor, Tensor) and (address := _address(tensor)) not in known:
@@ -169,12 +170,12 @@ class StepWatch(TorchDispatchMode):
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return out
 
-    def _before(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if kind.random and kind.draws(args, kwargs):
+    def _before(self, traits: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if traits.is_random and traits.draws(args, kwargs):
             generator = generator_of(args, kwargs)
             if generator not in self.generators:
                 self.generators[generator] = generator.get_state()
-        for key in (*kind.writes, *kind.writes_in_secret(args)):
+        for key in (*traits.writes, *traits.hidden_targets(args)):
             value = kwargs.get(key) if isinstance(key, str) else args[key : key + 1]
             for tensor in flat(value):
                 if isinstance(tensor, Tensor):
@@ -197,7 +198,7 @@ _NOWHERE = 0
 
 def _address(value: Any) -> int:
     """Return where the storage of a tensor is."""
-    if not isinstance(value, Tensor) or not is_ordinary(value):
+    if not isinstance(value, Tensor) or not is_plain(value):
         return _NOWHERE
     address: int = value.untyped_storage()._cdata
     return address

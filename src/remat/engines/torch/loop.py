@@ -32,7 +32,7 @@ from ...loops import (
 )
 from ...stores import MemoryStore, Store
 from .reach import Reach
-from .recorder import without_recorder
+from .recording.recorder import without_recorder
 from .scans import Outputs, PerStep
 from .states import Gradients, HeldState, LiveState, Recording
 from .steps import Steps

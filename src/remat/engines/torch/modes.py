@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from .backend import count_dispatch_modes, dispatch_mode_stack
 
 __all__ = ["changing_mode", "why_it_counts"]
 
@@ -26,14 +25,13 @@ _LOOK_ON = {
     "torch.testing._internal.logging_tensor",
     "torch.utils.flop_counter",
 }
-_how_many = torch._C._len_torch_dispatch_stack
 
 
 def changing_mode() -> Any:
     """Return a mode of this thread that may change what ops give; None if there is none."""
-    if not _how_many():
+    if not count_dispatch_modes():
         return None
-    return next((m for m in _get_current_dispatch_mode_stack() if not _looks_on(m)), None)
+    return next((m for m in dispatch_mode_stack() if not _looks_on(m)), None)
 
 
 def _looks_on(mode: Any) -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 from weakref import ref
 
 from torch import Tensor
 
-from .regions import Region
+from ...plans.policy import Policy
+from .region import Region
 from .segment import close_region, open_region
+from .selective import torch_policy
 
 __all__ = ["Scope", "close_scope", "open_scope"]
 
@@ -17,9 +18,9 @@ __all__ = ["Scope", "close_scope", "open_scope"]
 class Scope:
     """A view of a region that does not keep it alive: that is up to its backward pass."""
 
-    def __init__(self, name: str, *, hold: bool) -> None:
+    def __init__(self, name: str, policy: Policy | None) -> None:
         self.name = name
-        self._open = open_region(name, room=math.inf if hold else None)
+        self._open = open_region(name, policy=policy)
         self.records = self._open is not None
         self._region: Any = (lambda: None) if self._open is None else ref(self._open)
 
@@ -37,7 +38,7 @@ class Scope:
         return [] if region is None else region.held()
 
     def recompute(self) -> list[Tensor]:
-        """Return what the region has forgotten and autograd will ask for, computed now."""
+        """Return what the region has dropped and autograd will ask for, recomputed now."""
         region: Region | None = self._region()
         return [] if region is None else region.recompute()
 
@@ -47,8 +48,8 @@ class Scope:
             region.drop_all()
 
 
-def open_scope(name: str, *, hold: bool) -> Scope:
-    return Scope(name, hold=hold)
+def open_scope(name: str, *, policy: Any) -> Scope:
+    return Scope(name, torch_policy(policy))
 
 
 def close_scope(scope: Scope, *, quiet: bool) -> None:

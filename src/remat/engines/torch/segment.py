@@ -10,26 +10,28 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...errors import UnsupportedError
+from ...plans.policy import Policy
 from ...segments import SegmentOptions
 from ...watching import warn_once, watchers
+from .backend import are_functorch_transforms_active, is_traced_by_make_fx, never_compiled
+from .diagnostics.accounting import Accounting, name_of
+from .memory.records import Value
+from .memory.tensors import nbytes_of
 from .modes import changing_mode, why_it_counts
-from .recorder import Recorder, recorder_of_this_thread
-from .records import State
-from .regions import Region
-from .watch import Watch, name_of, nbytes_of
+from .recording.recorder import Recorder, recorder_of_this_thread
+from .region import Region, RegionObserver
+from .retention import Retention, drop
+from .selective import torch_policy
 
 __all__ = [
     "checkpoint_tensor",
     "close_region",
     "is_marked",
     "mark",
+    "name_tensor",
     "open_region",
     "run_segment",
 ]
-
-
-_get_mode = torch._C._get_dispatch_mode
-_TRACING = torch._C._TorchDispatchModeKey.PROXY
 
 
 def run_segment(
@@ -38,8 +40,13 @@ def run_segment(
     kwargs: dict[str, Any],
     options: SegmentOptions,
 ) -> Any:
-    """Call `function`, keep its inputs and forget what lies between."""
-    region = open_region(options.name or function, options.preserve_rng_state, options.threshold)
+    """Call `function`, keep its inputs and drop what lies between."""
+    region = open_region(
+        options.name or function,
+        preserve_rng_state=options.preserve_rng_state,
+        policy=None if options.policy is None else torch_policy(options.policy),
+        limit=options.threshold,
+    )
     try:
         result = function(*args, **kwargs)
     except BaseException:
@@ -51,40 +58,47 @@ def run_segment(
 
 def open_region(
     name: Any,
+    *,
     preserve_rng_state: bool = True,
-    room: float | None = None,
-    watch: Watch | None = None,
+    policy: Policy | None = None,
+    limit: int | None = None,
+    observer: RegionObserver | None = None,
 ) -> Region | None:
     """Begin a region; None if all is to be as without it.
 
-    That is if no gradient is recorded, so that there is nothing to forget, or if a mode around the
+    That is if no gradient is recorded, so that there is nothing to drop, or if a mode around the
     region may change what ops give. Modes inside of a region that is open see the ops first.
     """
     recorder = recorder_of_this_thread()
     if not torch.is_grad_enabled() or (not recorder.opened and changing_mode() is not None):
         recorder.idle += 1
         return None
-    if torch._C._are_functorch_transforms_active():
+    _refuse_transforms()
+    watching = watchers()
+    # Its text, not the function: what that closes over may lead back to the region.
+    text = name if type(name) is str else name_of(name) if watching else ""
+    retention = None if policy is None and limit is None else Retention(policy, limit)
+    region = Region(text, preserve_rng_state=preserve_rng_state, retention=retention)
+    if observer is not None:
+        region.attend(observer)
+    elif watching:
+        region.attend(Accounting(text, watching))
+    recorder.open(region)
+    return region
+
+
+def _refuse_transforms() -> None:
+    if are_functorch_transforms_active():
         raise UnsupportedError(
             "checkpointing does not work under the transforms of torch.func (grad, vjp, vmap, "
             "jvp), which allow no hooks on saved tensors; use torch.autograd.grad or .backward(), "
             "or call the function without checkpointing"
         )
-    if _get_mode(_TRACING) is not None:
+    if is_traced_by_make_fx():
         raise UnsupportedError(
-            "checkpointing does not work while make_fx traces: what is computed again would go "
-            "into the graph as constants. Trace the function without it, or use torch.compile"
+            "checkpointing does not work while make_fx traces: what is recomputed would go into "
+            "the graph as constants. Trace the function without it, or use torch.compile"
         )
-    watching = watchers()
-    # Its text, not the function: what that closes over may lead back to the region.
-    text = name if type(name) is str else name_of(name) if watching else ""
-    region = Region(text, preserve_rng_state, room)
-    if watch is not None:
-        region.watch = watch
-    elif watching:
-        region.watch = Watch(text, watching)
-    recorder.open(region)
-    return region
 
 
 def close_region(region: Region | None, what: Any) -> None:
@@ -96,11 +110,20 @@ def close_region(region: Region | None, what: Any) -> None:
             _warn(what, _why_not_at_all())
         return
     recorder.close(region)
-    handles = region.all_handles
-    if handles and (first := handles[0]()) is not None and first.state.held is None:
-        return  # the usual case
-    if what is not None and region.forgot_nothing():
+    saved = region.saved
+    if region.retention is None and saved:
+        first = saved[0]()
+        if first is not None and first.value.held is None:
+            return  # the usual case
+    if what is not None and region.kept_nothing_back():
         _warn(what, _why_nothing(region))
+    elif what is not None and region.retention is not None and region.retention.matched_nothing:
+        policy = region.retention.policy
+        warn_once(
+            (_key_of(what), repr(policy)),
+            f"the policy {policy!r} kept nothing of {name_of(what)}: no op or tensor matched, so "
+            "all of it is recomputed, as without a policy",
+        )
 
 
 def _why_not_at_all() -> str:
@@ -111,8 +134,8 @@ def _why_not_at_all() -> str:
 
 
 def _why_nothing(region: Region) -> str:
-    if region.all_handles:
-        return "all that it could forget is marked with mark_checkpoint, or cannot be recomputed"
+    if region.saved:
+        return "all that it could drop is marked with mark_checkpoint, or cannot be recomputed"
     return (
         "nothing that it computes is needed for gradients: none of its inputs and parameters "
         "requires grad, or its ops need only what comes from outside"
@@ -120,8 +143,11 @@ def _why_nothing(region: Region) -> str:
 
 
 def _warn(what: Any, why: str) -> None:
-    key = getattr(what, "__code__", None) or (what if isinstance(what, str) else type(what))
-    warn_once((key, why), f"checkpointing {name_of(what)} saved nothing: {why}")
+    warn_once((_key_of(what), why), f"checkpointing {name_of(what)} saved nothing: {why}")
+
+
+def _key_of(what: Any) -> Any:
+    return getattr(what, "__code__", None) or (what if isinstance(what, str) else type(what))
 
 
 def checkpoint_tensor(tensor: Tensor, threshold: int | None) -> Tensor:
@@ -138,22 +164,21 @@ def checkpoint_tensor(tensor: Tensor, threshold: int | None) -> Tensor:
     if threshold is not None and nbytes_of(tensor) <= threshold:
         return tensor
     _marked.pop(tensor, None)
-    state = _state_of(recorder, tensor)
-    if state.op is not None:
-        state.held = None
-        for region in recorder.opened:
-            region.drop(state)
+    value = _value_of(recorder, tensor)
+    if value.op is not None:
+        value.must_recompute = True
+        drop(value)
     return tensor
 
 
 def mark(tensor: Tensor) -> Tensor:
-    """Hold this tensor; what follows is computed again from here."""
+    """Hold this tensor; what follows is recomputed from here."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"mark_checkpoint takes a tensor, got {type(tensor).__name__}")
     _marked[tensor] = True
     recorder = recorder_of_this_thread()
     if recorder.opened:
-        recorder.hold(tensor)
+        recorder.mark(tensor)
     return tensor
 
 
@@ -161,9 +186,22 @@ def is_marked(tensor: Tensor) -> bool:
     return isinstance(tensor, Tensor) and tensor in _marked
 
 
+def name_tensor(tensor: Tensor, name: str) -> Tensor:
+    """Give a tensor a name for policies and reports."""
+    recorder = recorder_of_this_thread()
+    if recorder.opened:
+        recorder.name(tensor, name)
+    return tensor
+
+
 _marked: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def _state_of(recorder: Recorder, tensor: Tensor) -> State:
-    piece = recorder.piece(tensor)
-    return piece if isinstance(piece, State) else piece.state
+# The compiler looks at functions that are called from code which it could not compile.
+for _function in (open_region, close_region, checkpoint_tensor, mark, name_tensor):
+    never_compiled(_function)
+
+
+def _value_of(recorder: Recorder, tensor: Tensor) -> Value:
+    operand = recorder.table.operand(tensor)
+    return operand if isinstance(operand, Value) else operand.value

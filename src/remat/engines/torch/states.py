@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ...errors import UnsupportedError
 from .effects import Around
-from .kinds import is_ordinary
-from .records import version_of
+from .memory.tensors import is_plain, version_of
 
 __all__ = [
     "Gradients",
@@ -79,7 +78,7 @@ def refuse_shared(leaves: list[Any], step: int) -> None:
     """Refuse tensors that lie over the same memory, if steps write to them."""
     spans: dict[int, list[tuple[int, int]]] = {}
     for tensor in {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}.values():
-        if not is_ordinary(tensor) or not tensor.numel():
+        if not is_plain(tensor) or not tensor.numel():
             continue
         start = int(tensor.storage_offset())
         last, overlaps = 0, False

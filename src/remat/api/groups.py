@@ -1,0 +1,85 @@
+"""Segments that belong together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from ..engines.compiling import is_compiling
+from ..reports.ledger import Ledger
+from ..segments import SegmentOptions
+from ..watching import watched_by
+from .segments import check_option, run_segment, wrap
+
+__all__ = ["CheckpointGroup"]
+
+
+class CheckpointGroup:
+    """Checkpointed calls that share their options and are counted together.
+
+    Functions may have several outputs. What the segments of the group save is measured while they
+    run, which takes some time: for calls that nobody counts use `checkpoint`.
+
+    >>> import numpy as np
+    >>> import remat
+    >>> group = remat.CheckpointGroup("pairs")
+    >>> def both(x, y):
+    ...     return x * y, x + y
+    >>> def f(x):
+    ...     product, total = group.checkpoint_fn(both, x, 3.0)
+    ...     return np.sum(product + total)
+    >>> remat.grad(f)(np.zeros(2))
+    array([4., 4.])
+    >>> group.calls, group.recompute_count()
+    (1, 1)
+    """
+
+    def __init__(
+        self, name: str | None = None, *, preserve_rng_state: bool = True, policy: Any = None
+    ) -> None:
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name is text, got {name!r}")
+        self.name = name
+        check_option("preserve_rng_state", preserve_rng_state)
+        self.preserve_rng_state = preserve_rng_state
+        self.policy = policy
+        self.calls = 0
+        self._ledger = Ledger()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = {"preserve_rng_state": self.preserve_rng_state, "policy": self.policy}
+        return functools.partial(type(self), **options), (self.name,)
+
+    def checkpoint_fn(self, fn: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Any:
+        """Run `fn(*inputs, **kwargs)` as a checkpointed segment of this group.
+
+        With no input the wrapped function is returned, as by `checkpoint`.
+        """
+        if not callable(fn):
+            raise TypeError(f"fn is a function, got {type(fn).__name__}")
+        return self._run(fn, inputs, kwargs) if inputs or kwargs else wrap(fn, self._run)
+
+    def memory_saved(self) -> int:
+        """Return by how many bytes the peak of what these segments hold is below a plain pass's."""
+        return self._ledger.memory_saved
+
+    def recompute_count(self) -> int:
+        """Return how often a segment, or a part of one, was computed again."""
+        return sum(totals.recomputed for totals in self._ledger.regions)
+
+    def recompute_seconds(self) -> float:
+        """Return the time that this took."""
+        return sum(totals.seconds for totals in self._ledger.regions)
+
+    def __repr__(self) -> str:
+        return f"CheckpointGroup({self.name!r}, preserve_rng_state={self.preserve_rng_state})"
+
+    def _run(self, fn: Callable[..., Any], inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        options = SegmentOptions(self.preserve_rng_state, name=self.name or "", policy=self.policy)
+        # A compiler runs this once for many calls: there is nothing to count.
+        if is_compiling():
+            return run_segment(fn, inputs, kwargs, options)
+        self.calls += 1
+        with watched_by([self._ledger]):
+            return run_segment(fn, inputs, kwargs, options)

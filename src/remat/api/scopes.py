@@ -1,0 +1,211 @@
+"""Scopes: checkpointing without a function to wrap, and tensors singled out in them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from .. import trees
+from ..engines.compiling import is_compiling
+from ..engines.locate import engine_with_scopes
+from ..errors import UnsupportedError
+from ..policies import save_everything
+
+__all__ = ["CheckpointNode", "CheckpointScope", "is_checkpoint", "mark_checkpoint", "name"]
+
+
+class CheckpointNode:
+    """A region as a scope shows it: what it holds, and how to compute the rest again.
+
+    `CheckpointScope.nodes` has one for each time that the scope was entered, as long as its
+    backward pass is to come. A node can also be used by hand: give it tensors to hold and
+    functions that compute others, in order.
+
+    >>> node = CheckpointNode()
+    >>> node.save_activations(3.0)
+    >>> node.add_recompute_function(lambda: [x * x for x in node.saved_activations])
+    >>> node.recompute()
+    [9.0]
+    >>> node.clear_saved_activations()
+    >>> node.saved_activations
+    []
+    """
+
+    def __init__(
+        self, output: Any = None, *, is_checkpoint: bool = True, region: Any = None
+    ) -> None:
+        self.output = output
+        self.is_checkpoint = is_checkpoint
+        self._saved: list[Any] = []
+        self._functions: list[Callable[[], Any]] = []
+        self._region = region
+
+    @property
+    def saved_activations(self) -> list[Any]:
+        """What is held: what was saved by hand, and what the region holds of what it made."""
+        return [*self._saved, *(self._region.held() if self._region is not None else ())]
+
+    @property
+    def recompute_functions(self) -> list[Callable[[], Any]]:
+        """The functions that compute again what is not held."""
+        own = [self._region.recompute] if self._region is not None and self._region.is_alive else []
+        return [*own, *self._functions]
+
+    def save_activations(self, *activations: Any) -> None:
+        """Hold these."""
+        self._saved += activations
+
+    def add_recompute_function(self, function: Callable[[], Any]) -> None:
+        """Have `recompute` call this; it returns an array, or a list or other tree of them."""
+        if not callable(function):
+            raise TypeError(f"function is to be callable, got {type(function).__name__}")
+        self._functions.append(function)
+
+    def recompute(self) -> list[Any]:
+        """Call the functions in order, and return all that they compute."""
+        return [
+            leaf for function in self.recompute_functions for leaf in trees.flatten(function())[0]
+        ]
+
+    def clear_saved_activations(self) -> None:
+        """Hold nothing; what a region held is computed again when it is needed."""
+        self._saved.clear()
+        if self._region is not None:
+            self._region.drop()
+
+
+class CheckpointScope:
+    """Everything computed inside is one checkpointed region, with no function to wrap.
+
+    >>> import torch
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> with CheckpointScope("encoder") as scope:
+    ...     y = torch.sin(torch.exp(x))
+    >>> len(scope.nodes)
+    1
+    >>> y.sum().backward()
+
+    With `enabled=False` it does nothing. With `use_recomputation=False` it holds what plain
+    autograd holds, and only accounts for it: profilers see it, and `checkpoint(tensor)` drops
+    single tensors. A `policy` says what is kept inside (`remat.policies`). Scopes nest, can be
+    entered again, and work in several threads at a time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        enabled: bool = True,
+        use_recomputation: bool = True,
+        *,
+        policy: Any = None,
+    ) -> None:
+        _refuse_compiler()
+        if not isinstance(name, str):
+            raise TypeError(f"name is text, got {type(name).__name__}")
+        self.name = name
+        self.is_enabled = enabled
+        self.use_recomputation = use_recomputation
+        self.policy = policy
+        self._nodes: list[CheckpointNode] = []
+        self._entered = threading.local()
+
+    @property
+    def nodes(self) -> list[CheckpointNode]:
+        """A node for each time it was entered whose backward pass is to come, the last one last."""
+        return list(self._nodes)
+
+    def __enter__(self) -> Self:
+        _refuse_compiler()
+        stack = self._entered.__dict__.setdefault("stack", [])
+        if not self.is_enabled:
+            stack.append(None)
+            return self
+        engine = engine_with_scopes()
+        region = engine.open_scope(self.name, policy=self._policy())
+        stack.append((engine, region))
+        self._nodes = [node for node in self._nodes if node._region.is_alive]
+        if region.records:
+            self._nodes.append(CheckpointNode(is_checkpoint=self.use_recomputation, region=region))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        entered = self._entered.stack.pop()
+        if entered is not None:
+            engine, region = entered
+            engine.close_scope(region, quiet=error is not None)
+
+    def _policy(self) -> Any:
+        return self.policy if self.use_recomputation else save_everything
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make = functools.partial(type(self), policy=self.policy)
+        return make, (self.name, self.is_enabled, self.use_recomputation)
+
+    def __repr__(self) -> str:
+        return (
+            f"CheckpointScope({self.name!r}, enabled={self.is_enabled}, "
+            f"use_recomputation={self.use_recomputation})"
+        )
+
+
+def _refuse_compiler() -> None:
+    if is_compiling():
+        raise UnsupportedError(
+            "CheckpointScope does not work inside of torch.compile; wrap the code in a function "
+            "and use remat.checkpoint(fn, *inputs), which the compiler understands, or put the "
+            "scope around the call of the compiled function"
+        )
+
+
+def mark_checkpoint(tensor: Any) -> Any:
+    """Hold this tensor: recomputation of what follows starts here. Return it.
+
+    Inside of a scope or segment. Outside, tensors are held anyway, and it is only remembered.
+
+    >>> import torch
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> with CheckpointScope("encoder") as scope:
+    ...     h = mark_checkpoint(torch.exp(x))
+    ...     y = torch.cos(torch.sin(h))
+    >>> len(scope.nodes[0].saved_activations)
+    1
+    """
+    return engine_with_scopes().mark(tensor)
+
+
+def name(tensor: Any, name: str) -> Any:
+    """Name a tensor for policies and reports. Return it.
+
+    >>> import torch
+    >>> import remat
+    >>> def block(x):
+    ...     attention = remat.name(torch.exp(x), "attn")
+    ...     return torch.cos(torch.sin(attention))
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> y = remat.checkpoint(block, x, policy=remat.policies.save_names("attn"))
+    >>> y.sum().backward()  # recomputes the sine from the kept exponential
+    """
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"name is text, got {name!r}")
+    if "torch" not in sys.modules:
+        return tensor
+    return engine_with_scopes().name_tensor(tensor, name)
+
+
+def is_checkpoint(tensor: Any) -> bool:
+    """Return whether `mark_checkpoint` was called on this tensor.
+
+    >>> import torch
+    >>> is_checkpoint(torch.ones(3)), is_checkpoint(mark_checkpoint(torch.ones(3)))
+    (False, True)
+    """
+    return engine_with_scopes().is_marked(tensor)

@@ -1,0 +1,292 @@
+"""Segments: calls whose activations are dropped and recomputed in backward."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar, overload
+
+from ..engines.compiling import compiled_segment, is_compiling
+from ..engines.locate import engine_for, engine_of_call, is_torch_module
+from ..segments import ContextPolicy, SegmentOptions
+from ..sizes import parse_bytes
+from .wrapped import CheckpointedFunction
+
+__all__ = [
+    "adaptive_checkpoint",
+    "check_option",
+    "checkpoint",
+    "checkpoint_segment",
+    "refuse_reentrant",
+    "run_segment",
+    "wrap",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_PLAIN = SegmentOptions()
+
+
+@overload
+def checkpoint(
+    fn: Callable[P, R], /, *, preserve_rng_state: bool = True, policy: Any = None
+) -> Callable[P, R]: ...
+@overload
+def checkpoint(
+    fn: Callable[..., R],
+    first: Any,
+    /,
+    *inputs: Any,
+    preserve_rng_state: bool = True,
+    policy: Any = None,
+    use_reentrant: bool | None = None,
+    context_fn: Callable[[], Any] | None = None,
+    determinism_check: str | None = None,
+    debug: bool | None = None,
+    early_stop: bool | None = None,
+    **kwargs: Any,
+) -> R: ...
+@overload
+def checkpoint(
+    fn: None = None, /, *, preserve_rng_state: bool = True, policy: Any = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@overload
+def checkpoint(fn: Any, /, *inputs: Any, **kwargs: Any) -> Any: ...
+def checkpoint(
+    fn: Any = None,
+    /,
+    *inputs: Any,
+    preserve_rng_state: bool = True,
+    policy: Any = None,
+    use_reentrant: bool | None = None,
+    context_fn: Callable[[], Any] | None = None,
+    determinism_check: str | None = None,
+    debug: bool | None = None,
+    early_stop: bool | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Run `fn(*inputs, **kwargs)`; keep its inputs, drop its activations, recompute in backward.
+
+    Inputs and results may be any pytrees; gradients also reach what `fn` closes over. With no input
+    the wrapped function is returned, so this is a decorator as well, with options or without. A
+    `functools.partial` with all arguments bound, and a call with one of torch's own options, is
+    run.
+
+    Args:
+        fn: The function. An array or tensor in its place, inside a scope or a segment: do not hold
+            this one, recompute it when it is needed.
+        inputs: Its arguments.
+        preserve_rng_state: Draw random numbers in backward as they were drawn before (the default),
+            or keep what was drawn.
+        policy: What is kept inside, see `remat.policies`; by default nothing.
+        use_reentrant: Accepted if False, as users of torch write it.
+        context_fn: Accepted if it is `create_selective_checkpoint_contexts` with a policy.
+        determinism_check: Accepted for torch's sake: metadata is always compared.
+        debug: Accepted for torch's sake: errors always name the op and where it was called.
+        early_stop: Accepted for torch's sake: only ops that are needed are run again.
+        kwargs: Keyword arguments of `fn`. If it has an argument of one of the names above, bind it
+            with `functools.partial` or in a lambda.
+
+    >>> import numpy as np
+    >>> import remat
+    >>> @remat.checkpoint
+    ... def layer(x, W):
+    ...     return np.tanh(x @ W)
+    >>> remat.grad(lambda x: np.sum(layer(x, np.eye(2))))(np.zeros(2))
+    array([1., 1.])
+    """
+    options = _PLAIN
+    of_torch = (use_reentrant, context_fn, determinism_check, debug, early_stop)
+    is_torch_call = of_torch != _UNSET
+    if is_torch_call:
+        policy = _policy_of_torch_call(policy, *of_torch)
+    if policy is not None or preserve_rng_state is not True:
+        check_option("preserve_rng_state", preserve_rng_state)
+        options = SegmentOptions(preserve_rng_state, policy=policy)
+    if inputs and callable(fn):
+        return run_segment(fn, inputs, kwargs, options)
+    run = is_torch_call or _has_all_arguments(fn)
+    return _run_or_wrap(options, fn, inputs, kwargs, run=run)
+
+
+def adaptive_checkpoint(
+    fn_or_tensor: Any = None,
+    /,
+    *inputs: Any,
+    threshold: int | str,
+    preserve_rng_state: bool = True,
+    use_reentrant: bool | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Do as `checkpoint` does, but only if what would be held exceeds `threshold`.
+
+    `threshold` is bytes, or text such as "10KB". Up to it everything is held, and nothing is
+    recomputed. With no input this is a decorator, too. Keywords that are called `threshold`,
+    `preserve_rng_state` or `use_reentrant` are options, and never reach `fn`: bind those of `fn`
+    with `functools.partial` or in a lambda.
+
+    >>> import numpy as np
+    >>> import remat
+    >>> def wave(x):
+    ...     return np.sum(np.sin(np.exp(x)))
+    >>> def small_is_held(x):
+    ...     return remat.adaptive_checkpoint(wave, x, threshold="10KB")
+    >>> bool(remat.grad(small_is_held)(np.zeros(2))[0] == np.cos(1.0))
+    True
+    """
+    if use_reentrant:
+        refuse_reentrant()
+    check_option("preserve_rng_state", preserve_rng_state)
+    # A compiler cannot say beforehand what a segment would hold, and it does not trace text.
+    limit = 0 if is_compiling() else parse_bytes(threshold, name="threshold")
+    options = SegmentOptions(preserve_rng_state, limit)
+    run = use_reentrant is not None or _has_all_arguments(fn_or_tensor)
+    return _run_or_wrap(options, fn_or_tensor, inputs, kwargs, run=run)
+
+
+def checkpoint_segment(
+    fn: Callable[[Sequence[Any]], R],
+    inputs: Sequence[Any],
+    *,
+    preserve_rng_state: bool = True,
+    policy: Any = None,
+    use_reentrant: bool | None = None,
+) -> R:
+    """Run `fn(inputs)` as `checkpoint` does: `fn` gets the whole sequence of inputs.
+
+    >>> import numpy as np
+    >>> import remat
+    >>> def product(inputs):
+    ...     return np.sum(inputs[0] * inputs[1])
+    >>> def f(x, y):
+    ...     return remat.checkpoint_segment(product, [x, y])
+    >>> remat.grad(f, wrt=(0, 1))(np.array([1.0, 2.0]), np.array([3.0, 4.0]))
+    (array([3., 4.]), array([1., 2.]))
+    """
+    if use_reentrant:
+        refuse_reentrant()
+    check_option("preserve_rng_state", preserve_rng_state)
+    if not callable(fn):
+        raise TypeError(f"fn is a function of a sequence, got {type(fn).__name__}")
+    if isinstance(inputs, str | bytes) or not isinstance(inputs, Sequence):
+        raise TypeError(
+            f"inputs is a list or tuple of what fn gets, got {type(inputs).__name__}; write "
+            "[x] for a single x"
+        )
+    if not inputs:
+        raise ValueError("inputs is empty; a segment needs at least one input to start from")
+    given = inputs if isinstance(inputs, list | tuple) else list(inputs)
+    options = SegmentOptions(preserve_rng_state, policy=policy)
+    result: R = run_segment(fn, (given,), {}, options)
+    return result
+
+
+def _run_or_wrap(
+    options: SegmentOptions, fn: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any], *, run: bool
+) -> Any:
+    """What all entry points of a segment share: a call, a decorator, or a tensor."""
+    if callable(fn):
+        if inputs or kwargs or run:
+            return run_segment(fn, inputs, kwargs, options)
+        return wrap(fn, _SegmentRunner(options))
+    if not inputs and not kwargs:
+        if fn is None:
+            return functools.partial(_decorate, options)
+        if hasattr(fn, "dtype") and hasattr(fn, "shape"):
+            return engine_for([fn]).checkpoint_tensor(fn, options.threshold)
+    raise TypeError(
+        f"fn is a function, got {type(fn).__name__}; to checkpoint a computation pass the "
+        "function that does it: remat.checkpoint(fn, x)"
+    )
+
+
+def _decorate(options: SegmentOptions, fn: Any, /, *inputs: Any, **kwargs: Any) -> Any:
+    """What `checkpoint` with nothing but options returns."""
+    return _run_or_wrap(options, fn, inputs, kwargs, run=False)
+
+
+def _has_all_arguments(fn: Any) -> bool:
+    """Return whether nothing is left to be given to a partial: so Hugging Face calls its layers.
+
+    A module takes any arguments; what it needs is what its `forward` does.
+    """
+    if not isinstance(fn, functools.partial):
+        return False
+    owner: Any = getattr(fn.func, "__self__", fn.func)
+    called = owner.forward if is_torch_module(owner) else fn.func
+    try:
+        inspect.signature(called).bind(*fn.args, **fn.keywords)
+    except (TypeError, ValueError):  # some are missing, or it does not tell
+        return False
+    return True
+
+
+def run_segment(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: SegmentOptions
+) -> Any:
+    # First of all: a compiler sees nothing but what it knows.
+    if is_compiling():
+        return compiled_segment(fn, args, kwargs, options)
+    return engine_of_call(fn, args, kwargs).run_segment(fn, args, kwargs, options)
+
+
+@dataclass(frozen=True, slots=True)
+class _SegmentRunner:
+    """Runs functions as segments with the same options."""
+
+    options: SegmentOptions
+
+    def __call__(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return run_segment(fn, args, kwargs, self.options)
+
+
+def wrap(fn: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function like `fn`, or a module like it, whose calls are `run(fn, args, kwargs)`."""
+    if is_torch_module(fn):
+        module: Callable[..., Any] = engine_for([], fn).checkpointed_module(fn, run)
+        return module
+    return CheckpointedFunction(fn, run)
+
+
+_UNSET = (None,) * 5
+
+
+def _policy_of_torch_call(
+    policy: Any,
+    use_reentrant: bool | None,
+    context_fn: Callable[[], Any] | None,
+    determinism_check: str | None,
+    debug: bool | None,
+    early_stop: bool | None,
+) -> Any:
+    """Check the options of torch's `checkpoint`; return the policy among them."""
+    if use_reentrant:
+        refuse_reentrant()
+    for name, value in (("debug", debug), ("early_stop", early_stop)):
+        if value is not None:
+            check_option(name, value)
+    if determinism_check not in (None, "default", "none"):
+        raise ValueError(
+            f'determinism_check is "default" or "none" in torch, got {determinism_check!r}'
+        )
+    if context_fn is None:
+        return policy
+    if policy is not None:
+        raise ValueError("give policy or context_fn, not both: each says what is kept")
+    if not callable(context_fn):
+        raise TypeError(f"context_fn is a function, got {context_fn!r}")
+    return ContextPolicy(context_fn)
+
+
+def check_option(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is True or False, got {value!r}")
+
+
+def refuse_reentrant() -> None:
+    raise ValueError(
+        "use_reentrant=True is not supported: re-entrant checkpointing loses gradients of what is "
+        "closed over and cannot be nested; leave it out or pass False"
+    )

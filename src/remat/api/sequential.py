@@ -1,0 +1,149 @@
+"""Layers in a row, cut into segments."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any, overload
+
+from ..schedules.check import whole_number
+from ..segments import SegmentOptions
+from .segments import check_option, refuse_reentrant, run_segment
+
+__all__ = ["checkpoint_sequential"]
+
+_MISSING: Any = object()
+
+
+@overload
+def checkpoint_sequential(
+    functions: Iterable[Callable[[Any], Any]],
+    input: Any,
+    /,
+    *,
+    segments: int | None = None,
+    preserve_rng_state: bool = True,
+    use_reentrant: bool | None = None,
+) -> Any: ...
+@overload
+def checkpoint_sequential(
+    functions: Iterable[Callable[[Any], Any]],
+    segments: int,
+    input: Any,
+    /,
+    *,
+    preserve_rng_state: bool = True,
+    use_reentrant: bool | None = None,
+) -> Any: ...
+@overload
+def checkpoint_sequential(
+    functions: Iterable[Callable[[Any], Any]],
+    *,
+    input: Any,
+    segments: int | None = None,
+    preserve_rng_state: bool = True,
+    use_reentrant: bool | None = None,
+) -> Any: ...
+def checkpoint_sequential(
+    functions: Any,
+    *args: Any,
+    input: Any = _MISSING,
+    segments: int | None = None,
+    preserve_rng_state: bool = True,
+    use_reentrant: bool | None = None,
+) -> Any:
+    """Run `input` through the functions one after the other, in checkpointed segments.
+
+    Each segment keeps its input and drops its activations, as `checkpoint` does; but not the last
+    one: it is needed first in backward, so dropping would gain nothing.
+
+    Args:
+        functions: A list of layers, or an `nn.Sequential`. Each gets what the one before it has
+            returned, as a single argument: a tuple stays a tuple, as in `nn.Sequential`.
+        args: The input; or, in torch's order, the number of segments and the input.
+        input: What the first one gets, as a keyword.
+        segments: How many; they differ by one layer at most. By default about the square root of
+            the number of layers.
+        preserve_rng_state: Draw random numbers in backward as they were drawn before.
+        use_reentrant: Accepted if False, as users of torch write it.
+
+    >>> import numpy as np
+    >>> import remat
+    >>> layers = [np.sin, np.exp, np.tanh, np.sqrt]
+    >>> def f(x):
+    ...     return np.sum(remat.checkpoint_sequential(layers, x, segments=2))
+    >>> def plain(x):
+    ...     return np.sum(np.sqrt(np.tanh(np.exp(np.sin(x)))))
+    >>> x = np.arange(3.0)
+    >>> bool(np.all(remat.grad(f)(x) == remat.grad(plain)(x)))
+    True
+    """
+    if use_reentrant:
+        refuse_reentrant()
+    check_option("preserve_rng_state", preserve_rng_state)
+    input, segments = _input_and_segments(args, input, segments)
+    layers = _checked(functions)
+    if segments is None:
+        parts = _default(len(layers))
+    else:
+        parts = whole_number(segments, "segments", least=1)
+    if parts > max(1, len(layers)):
+        raise ValueError(f"segments is at most {len(layers)}, the number of layers, got {parts}")
+    *ahead, last = pairwise(_edges(len(layers), parts))
+    for start, stop in ahead:
+        segment = functools.partial(_run, layers[start:stop])
+        options = SegmentOptions(preserve_rng_state, name=f"layers {start} to {stop - 1}")
+        input = run_segment(segment, (input,), {}, options)
+    return _run(layers[slice(*last)], input)
+
+
+def _input_and_segments(
+    args: tuple[Any, ...], input: Any, segments: int | None
+) -> tuple[Any, int | None]:
+    """Sort out what was given by position: (input), (segments, input), or (segments) alone."""
+    by_position = [*args, *([] if input is _MISSING else [input])]
+    if len(by_position) == 2 and segments is None:
+        return by_position[1], by_position[0]
+    if len(by_position) != 1:
+        raise TypeError(
+            "checkpoint_sequential takes (functions, input), or (functions, segments, input) as "
+            f"in torch; got {len(by_position)} arguments after the functions"
+            + ("" if segments is None else " and segments=")
+        )
+    return by_position[0], segments
+
+
+def _run(layers: list[Callable[[Any], Any]], value: Any) -> Any:
+    for layer in layers:
+        value = layer(value)
+    return value
+
+
+def _default(layers: int) -> int:
+    return 1 + math.isqrt(max(0, layers - 1))  # the root, rounded up
+
+
+def _edges(layers: int, segments: int) -> list[int]:
+    """Return where segments begin and end, the longer ones first.
+
+    The last one is taped while all checkpoints are held, so it should be short.
+
+    >>> _edges(10, 3)
+    [0, 4, 7, 10]
+    """
+    short, longer = divmod(layers, segments)
+    return [part * short + min(part, longer) for part in range(segments + 1)]
+
+
+def _checked(functions: Any) -> list[Callable[[Any], Any]]:
+    try:
+        layers = list(functions)
+    except TypeError:
+        kind = type(functions).__name__
+        raise TypeError(f"functions is a list or an nn.Sequential, got {kind}") from None
+    for place, layer in enumerate(layers):
+        if not callable(layer):
+            raise TypeError(f"functions[{place}] is no function, got {layer!r}")
+    return layers

@@ -1,0 +1,253 @@
+"""Running a function with and without checkpointing, and comparing everything bit for bit."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .... import trees
+from ....errors import RecomputeMismatchError
+from ....segments import SegmentOptions
+from ....verification import Verification
+from ..belongings import belongings_of
+from ..memory.records import Op, Place, Value
+from ..replay import flat
+from ..schema import traits_of
+from ..segment import close_region, open_region
+from ..selective import torch_policy
+from ..source_location import caller, describe
+from .accounting import Accounting
+
+__all__ = ["verify"]
+
+Buffers = Mapping[str, Tensor]
+_UNKNOWN = "Every op is the same, in the forward pass and when it is run again: please report this"
+
+
+class Outcome(NamedTuple):
+    """What a run gave, as fingerprints by name."""
+
+    outputs: dict[str, bytes]
+    gradients: dict[str, bytes]
+    buffers: dict[str, bytes]
+    random: dict[str, bytes]
+
+
+def verify(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: SegmentOptions,
+) -> Verification:
+    """Compare outputs, gradients, buffers and random state; raise at the first difference.
+
+    The function is called on copies of its inputs. Buffers, gradients and random state are left
+    as they were found.
+    """
+    name = getattr(function, "__qualname__", type(function).__name__)
+    leaves, structure = trees.flatten((args, kwargs))
+    owned = belongings_of(function)
+    inputs = {f"input {n}": _copy(leaf) for n, leaf in enumerate(leaves)}
+    sources = {n: t for n, t in (inputs | owned.sources).items() if _takes_gradient(t)}
+    if not sources:
+        raise ValueError(
+            f"verify({name}) has no gradient to compare: none of its inputs, parameters and "
+            "closed-over tensors requires grad; call requires_grad_() on one"
+        )
+
+    def call(options: SegmentOptions | None = None) -> Any:
+        # Copies, so that the function may write to its inputs.
+        given = [t.clone() if isinstance(t, Tensor) else t for t in inputs.values()]
+        args, kwargs = trees.unflatten(structure, given)
+        if options is None:
+            return function(*args, **kwargs)
+        region = open_region(
+            options.name,
+            preserve_rng_state=options.preserve_rng_state,
+            policy=torch_policy(options.policy),
+            observer=checker,
+        )
+        try:
+            return function(*args, **kwargs)
+        finally:
+            close_region(region, None)
+
+    checker = Checker()
+    with _left_as_found(owned.buffers):
+        plain = _run(call, sources, owned.buffers)
+    with _left_as_found(owned.buffers):
+        checked = _run(partial(call, options), sources, owned.buffers)
+    for what, before, after in zip(Outcome._fields, plain, checked, strict=True):
+        different = [key for key in before if before[key] != after.get(key)]
+        if different or before.keys() != after.keys():
+            with _left_as_found(owned.buffers):
+                cause = _first_difference(call, owned.buffers) or checker.found or _UNKNOWN
+            raise RecomputeMismatchError(
+                f"{name}: {what} differ with and without checkpointing: "
+                f"{', '.join(different) or 'another number of them'}. {cause}"
+            )
+    return Verification(
+        name,
+        outputs=len(plain.outputs),
+        gradients=len(plain.gradients),
+        buffers=len(plain.buffers),
+        ops=checker.compared,
+    )
+
+
+def _run(call: Callable[[], Any], sources: Buffers, buffers: Buffers) -> Outcome:
+    results, _ = trees.flatten(call())
+    outputs = {f"output {n}": _fingerprint(result) for n, result in enumerate(results)}
+    ends = [r for r in results if isinstance(r, Tensor) and r.requires_grad]
+    gradients: tuple[Tensor | None, ...] = ()
+    if ends:
+        gradients = torch.autograd.grad(
+            ends, list(sources.values()), [torch.ones_like(end) for end in ends], allow_unused=True
+        )
+    found = {n: _fingerprint(g) for n, g in zip(sources, gradients, strict=False) if g is not None}
+    kept = {n: _fingerprint(buffer) for n, buffer in buffers.items()}
+    return Outcome(outputs, found, kept, {str(d): _fingerprint(s) for d, s in _random_states()})
+
+
+class Checker(Accounting):
+    """Remembers what every op gave, and compares when it is run again.
+
+    That alone is no error: some kernels leave parts of a workspace unwritten. It tells why results
+    differ, if they do.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("", ())
+        self.compared = 0  # and found to be the same
+        self.found = ""  # the first op that gave another value
+        self._expected: dict[Value, tuple[Op, bytes]] = {}
+        self._checked: set[Value] = set()
+
+    def ran(self, op: Op, made: list[tuple[Value, Tensor]], seconds: float) -> None:
+        super().ran(op, made, seconds)
+        if op.traits.leaves_uninitialized:
+            return  # nobody has written to it: what it happens to be is nothing to compare
+        for value, _ in made:
+            tensor = value.tensor()
+            if isinstance(tensor, Tensor) and value.op is not None:
+                self._expected[value] = op, _fingerprint(tensor)
+
+    def replaying(self, values: Mapping[Value, Tensor]) -> None:
+        super().replaying(values)
+        for value in values.keys() - self._checked:
+            self._checked.add(value)
+            if value not in self._expected:
+                continue
+            op, expected = self._expected[value]
+            if _fingerprint(values[value]) == expected:
+                self.compared += 1
+            elif not self.found:
+                self.found = (
+                    f"{op.traits.func} gave another value when it was run again. It was called by "
+                    f"{describe(op.place)}. Likely causes: it draws random numbers that remat "
+                    "does not see, an input was changed through .data or shared memory, or the op "
+                    "itself is not deterministic"
+                )
+
+
+class _Log(TorchDispatchMode):
+    """Notes what every op gives."""
+
+    remat_looks_on = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, Place, list[bytes]]] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        prints = [_fingerprint(t) for t in flat(out) if isinstance(t, Tensor)]
+        if not traits_of(func).leaves_uninitialized:
+            self.seen.append((str(func), caller(sys._getframe(1)), prints))
+        return out
+
+
+def _first_difference(call: Callable[[], Any], buffers: Buffers) -> str:
+    """Run a function twice more, and name the first op that differs, if any does."""
+    logs = []
+    for _ in range(2):
+        with _left_as_found(buffers), _Log() as log:
+            call()
+        logs.append(log.seen)
+    for first, second in zip(*logs, strict=False):
+        if (first[0], first[2]) != (second[0], second[2]):
+            return (
+                f"The function does not repeat itself: the first op that differs is {first[0]}, "
+                f"called by {describe(first[1])}"
+            )
+    if len(logs[0]) != len(logs[1]):
+        return (
+            f"The function does not repeat itself: it ran {len(logs[0])} ops, then {len(logs[1])}"
+        )
+    return ""
+
+
+@contextmanager
+def _left_as_found(buffers: Buffers) -> Iterator[None]:
+    """Leave buffers and random states as they were found."""
+    values = [(buffer, buffer.detach().clone()) for buffer in buffers.values()]
+    states = _random_states()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in values:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+        for device, state in states:
+            if device == "cpu":
+                torch.set_rng_state(state)
+            else:
+                torch.get_device_module(device).set_rng_state(state, device)
+
+
+def _random_states() -> list[tuple[Any, Tensor]]:
+    """Return the states of the generators of the devices that are in use."""
+    states: list[tuple[Any, Tensor]] = [("cpu", torch.get_rng_state())]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        devices = [torch.device("cuda", n) for n in range(torch.cuda.device_count())]
+        states += [(device, torch.cuda.get_rng_state(device)) for device in devices]
+    return states
+
+
+def _takes_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _copy(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+
+
+def _fingerprint(value: Any) -> bytes:
+    """Return a digest of a value's bits, shape and type."""
+    if not isinstance(value, Tensor):
+        return repr(value).encode()
+    with torch.no_grad():
+        dense = value.detach().to_dense() if value.layout is not torch.strided else value.detach()
+        flat_bytes = dense.resolve_conj().resolve_neg().cpu().contiguous().view(-1)
+        # Not through NumPy: to a region, memory of an array is one that anybody may write to.
+        raw = ctypes.string_at(flat_bytes.data_ptr(), flat_bytes.nbytes)
+    mark = f"{value.dtype}{list(value.shape)}".encode()
+    return hashlib.blake2b(mark + raw, digest_size=16).digest()

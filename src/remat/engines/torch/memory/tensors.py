@@ -1,0 +1,167 @@
+"""Tensors without their history: aliases, copies, versions, and what wrappers consist of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ..backend import (
+    Guards,
+    below_autograd,
+    set_version,
+    with_version_counters,
+    without_dispatch_modes,
+    without_modes,
+    without_subclass_functions,
+)
+
+__all__ = [
+    "EXACT_TYPES",
+    "PLAIN_TYPES",
+    "alias",
+    "copy_extent",
+    "copy_storage",
+    "counters",
+    "is_plain",
+    "nbytes_of",
+    "parts_of",
+    "share_a_counter",
+    "version_of",
+]
+
+EXACT_TYPES = {Tensor, Parameter}
+PLAIN_TYPES: set[type] = {Tensor, Parameter}  # and subclasses that ops see as plain memory
+
+without_dispatch = Guards(without_dispatch_modes)
+counters = Guards(with_version_counters)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is strided memory that ops see as it is."""
+    kind = type(tensor)
+    if kind not in PLAIN_TYPES:
+        if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            return False
+        PLAIN_TYPES.add(kind)
+    return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """Return the same bytes and version counter without the history, unseen by any mode."""
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        with without_modes():
+            return tensor.detach()
+    # An op is being dispatched, perhaps, below the layer that shares the counter.
+    off, on = without_dispatch.take(), counters.take()
+    try:
+        with off, on:
+            if type(tensor) in EXACT_TYPES:
+                return tensor.detach()
+            with without_subclass_functions():
+                return tensor.detach()
+    finally:
+        without_dispatch.give(off)
+        counters.give(on)
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was written to; -1 for inference tensors, which do not count."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        return -1
+
+
+def share_a_counter(tensor: Tensor, other: Tensor) -> bool:
+    """Return whether a write to a tensor is counted for another one, too."""
+    if tensor.is_inference():
+        return False
+    before, seen = tensor._version, version_of(other)
+    set_version(tensor, before + 1)
+    try:
+        return version_of(other) != seen
+    finally:
+        set_version(tensor, before)
+
+
+def copy_storage(tensor: Tensor) -> Tensor:
+    """Return a tensor that lies over a copy of the whole storage as `tensor` lies over its own."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):  # or the copy would not count its writes
+            return copy_storage(tensor)
+    if not is_plain(tensor):
+        with without_modes():
+            return tensor.detach().clone()
+    with without_dispatch_modes(), below_autograd():
+        storage = tensor.untyped_storage()
+        if _covers_as_vector(tensor, storage):
+            return tensor.clone().detach()  # statistics: this is quicker
+        copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+            storage.clone(), tensor.storage_offset(), tensor.size(), tensor.stride()
+        )
+        if tensor.is_conj():
+            copy = torch.ops.aten._conj.default(copy)
+        return torch.ops.aten._neg_view.default(copy) if tensor.is_neg() else copy
+
+
+def copy_extent(tensor: Tensor) -> Tensor:
+    """Return a copy with the same strides, of just those bytes of the storage that it lies over.
+
+    To be called below autograd.
+    """
+    size, stride, itemsize = tensor.size(), tensor.stride(), tensor.element_size()
+    length = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(
+        tensor.untyped_storage(),
+        tensor.storage_offset() * itemsize,
+        (length * itemsize if tensor.numel() else 0,),
+        (1,),
+    )
+    copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+        whole.clone().untyped_storage(), 0, size, stride
+    )
+    if tensor.is_conj():
+        copy = torch.ops.aten._conj.default(copy)
+    return torch.ops.aten._neg_view.default(copy) if tensor.is_neg() else copy
+
+
+def _covers_as_vector(tensor: Tensor, storage: Any) -> bool:
+    return (
+        type(tensor) is Tensor
+        and tensor.dim() == 1
+        and tensor.nbytes == storage.nbytes()
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def parts_of(tensor: Tensor) -> list[Tensor]:
+    """Return the tensors that a sparse one or a wrapper consists of, unseen by any mode."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is not None:
+        return [getattr(tensor, name) for name in flatten()[0]]
+    names = _PARTS.get(tensor.layout, ())
+    with without_dispatch_modes(), below_autograd():
+        return [getattr(tensor, name)() for name in names]
+
+
+_BY_ROW, _BY_COLUMN = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: (*_BY_ROW, "values"),
+    torch.sparse_bsr: (*_BY_ROW, "values"),
+    torch.sparse_csc: (*_BY_COLUMN, "values"),
+    torch.sparse_bsc: (*_BY_COLUMN, "values"),
+}
+
+
+def nbytes_of(tensor: Tensor) -> int:
+    """Return the bytes of the memory that a tensor keeps alive."""
+    if is_plain(tensor):
+        return tensor.untyped_storage().nbytes()
+    if tensor.layout in _PARTS:
+        return sum(part.nbytes for part in parts_of(tensor))
+    return 0 if tensor.layout is not torch.strided else tensor.nbytes

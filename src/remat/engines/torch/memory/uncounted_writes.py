@@ -1,0 +1,77 @@
+"""Writes that PyTorch does not count: what can be done to see them.
+
+- Fused optimizers write to parameters without counting it: a hook after each step does. (It also
+  tells that an iteration of training is over.)
+- `Tensor.apply_`, `map_` and `map2_` write without the dispatcher, and memory that was handed out
+  through DLPack may be written to by anybody: wrappers around these methods note it.
+
+Writes through a raw pointer (`data_ptr()`, storages) cannot be seen at all.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils.weak import WeakTensorKeyDictionary
+
+__all__ = ["is_exposed", "on_direct_write", "on_optimizer_step", "optimizer_steps_of", "watch"]
+
+on_direct_write: list[Callable[[Tensor], None]] = []  # who is told before such a write
+on_optimizer_step: list[Callable[[], None]] = []  # who is told when any optimizer made a step
+_steps: Any = WeakTensorKeyDictionary()  # of fused optimizers, by parameter
+
+
+def optimizer_steps_of(parameter: Tensor) -> int:
+    """Return how often a fused optimizer has written to a parameter, as far as we saw."""
+    return _steps.get(parameter, 0) if _steps else 0
+
+
+def is_exposed(storage: Any) -> bool:
+    """Return whether the memory of a storage was handed out through DLPack."""
+    return getattr(storage, "_remat_exposed", False)
+
+
+@functools.cache
+def watch() -> None:
+    """See to it, once for the process, that such writes are noted."""
+    register_optimizer_step_post_hook(_after_step)
+    for name in ("apply_", "map_", "map2_"):
+        _wrap(name, _before_direct_write)
+    _wrap("__dlpack__", _before_export)
+
+
+def _after_step(optimizer: Optimizer, *_: Any) -> None:
+    for tell in on_optimizer_step:
+        tell()
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    _steps[parameter] = _steps.get(parameter, 0) + 1
+
+
+def _wrap(name: str, before: Callable[[Tensor], None]) -> None:
+    method = getattr(Tensor, name)
+
+    @functools.wraps(method)
+    def noted(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        before(self)
+        return method(self, *args, **kwargs)
+
+    setattr(Tensor, name, noted)
+
+
+def _before_direct_write(tensor: Tensor) -> None:
+    for tell in on_direct_write:
+        tell(tensor)
+
+
+def _before_export(tensor: Tensor) -> None:
+    if tensor.layout is torch.strided:
+        tensor.untyped_storage()._remat_exposed = True  # type: ignore[attr-defined]
+    _before_direct_write(tensor)

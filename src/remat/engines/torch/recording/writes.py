@@ -1,0 +1,282 @@
+"""Writes: what is overwritten is saved before, if it is needed and cannot be computed again."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+from weakref import ref
+
+from torch import Tensor
+
+from ..memory.external_memory import overlap
+from ..memory.geometry import geometry_of, may_overlap
+from ..memory.records import Op, Origin, Value
+from ..memory.tensors import alias, copy_storage, is_plain, parts_of, share_a_counter, version_of
+from ..replay import flat
+from ..retention import drop, hold, hold_copy, save_before_write
+from ..schema import Key, OpTraits
+from .storages import StorageTable, base_of, key_of
+
+__all__ = ["Write", "WriteTracker"]
+
+_NOISE = 1  # the argument of rrelu_with_noise
+
+
+class Write(NamedTuple):
+    """A tensor that an op writes to."""
+
+    argument: tuple[Key, int]
+    tensor: Tensor
+    before: Value
+    followers: list[ref[Value]]  # values over the same storage that stay held
+
+
+class WriteTracker:
+    """Follows what ops write to."""
+
+    def __init__(self, table: StorageTable) -> None:
+        self._table = table
+
+    # -- before an op runs -------------------------------------------------------------------------
+
+    def before(self, traits: OpTraits, args: Any, kwargs: dict[str, Any]) -> list[Write]:
+        """Save what an op is about to overwrite."""
+        targets = _targets(traits, args, kwargs)
+        # If an external tensor is all that an op makes, the op is never run again.
+        alone = len(targets) == 1 and not traits.makes_memory
+        return [
+            Write(key, tensor, *self._before_write(traits, tensor, alone=alone))
+            for key, tensor in targets
+        ]
+
+    def _before_write(
+        self, traits: OpTraits, tensor: Tensor, *, alone: bool
+    ) -> tuple[Value, list[ref[Value]]]:
+        table = self._table
+        if not is_plain(tensor) and table.known(tensor) is None:
+            self._before_write_to_parts(traits, tensor)
+        self._initialize(traits, tensor)
+        if not alone:
+            table.operand(tensor)  # the op reads it when it is run again
+        followers = self._save(tensor, alone=alone)
+        operand = table.operand(tensor)
+        value = operand if type(operand) is Value else operand.value
+        if traits.uncounted and value.held is not None and not value.held.is_copy:
+            hold_copy(value)  # nobody will see that it was written to
+        return value, followers
+
+    def _initialize(self, traits: OpTraits, tensor: Tensor) -> None:
+        value = self._table.current(tensor)
+        if value.origin is Origin.UNINITIALIZED:
+            if traits.overwrites_all and _covers(tensor):
+                value.origin = Origin.COMPUTED  # from here on it can be computed
+            else:
+                self._table.operand(tensor)  # it is read, so it is held
+
+    def _save(self, tensor: Tensor, *, alone: bool) -> list[ref[Value]]:
+        """Save what is needed of all values over a tensor's storage; return those that stay."""
+        table = self._table
+        # Weak references: strong ones would look as if somebody needed the values.
+        family = [ref(value) for value in table.current(tensor).family()]
+        target = geometry_of(tensor) if is_plain(tensor) else None
+        followers = []
+        for reference in family:
+            value = reference()
+            if value is None:
+                continue
+            is_needed = not alone or table.is_needed(value, sys.getrefcount(value))
+            if value.geometry is None or target is None or may_overlap(value.geometry, target):
+                table.overwritten(value)
+            save_before_write(value, target, is_needed=is_needed)
+            if value.held is not None and value.op is None and not value.held.is_copy:
+                followers.append(reference)
+        return followers
+
+    def _before_write_to_parts(self, traits: OpTraits, tensor: Tensor) -> None:
+        """Save what a tensor consists of; whoever reads that again sees it for the first time."""
+        for part in parts_of(tensor):
+            self._before_write(traits, part, alone=False)
+            if is_plain(part):
+                self._table.forget(part.untyped_storage())
+
+    def without_hidden(self, traits: OpTraits, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments without those that are written to in secret and not read.
+
+        What was read from them before is saved; whoever reads them again sees them for the first
+        time.
+        """
+        positions = traits.hidden_targets(args)
+        for position in positions:
+            tensor = args[position]
+            if isinstance(tensor, Tensor) and self._table.known(tensor) is not None:
+                self._before_write(traits, tensor, alone=False)
+                self._table.forget(tensor.untyped_storage())
+        return tuple(
+            _stand_in(arg, args[0]) if position in positions else arg
+            for position, arg in enumerate(args)
+        )
+
+    def before_direct_write(self, tensor: Tensor) -> None:
+        """Save what somebody else is about to overwrite; it is external from here on."""
+        if is_plain(tensor):
+            self._save(tensor, alone=False)
+            self._table.forget(tensor.untyped_storage())
+
+    # -- other storages over the same memory -------------------------------------------------------
+
+    def save_overlapping(self, traits: OpTraits, args: Any, kwargs: dict[str, Any]) -> set[int]:
+        """Save values of other storages over the memory that an op writes to; return their keys.
+
+        DLPack and NumPy make such storages. They have counters of their own, so a write to one is
+        none to the other.
+        """
+        tensors = [tensor for _, tensor in _targets(traits, args, kwargs)]
+        tensors += [args[position] for position in traits.hidden_targets(args)]
+        table = self._table
+        found: set[int] = set()
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and is_plain(tensor):
+                storage = tensor.untyped_storage()
+                if table.shared or not storage.resizable():
+                    table.encode([*args, *kwargs.values()])  # so that all is known
+                    found |= self._overlapping(storage)
+        for key in found:
+            for value in table.values[key].family():
+                self._save_overlapped(value, tensors)
+        return found
+
+    def _overlapping(self, storage: Any) -> set[int]:
+        """Return the keys of other storages over the same memory, and of those nobody can find."""
+        values, own = self._table.values, key_of(storage)
+        keys = self._table.shared & values.keys() if storage.resizable() else values.keys()
+        return {key for key in keys if key != own and _may_be_over(values[key], storage)}
+
+    def _save_overlapped(self, value: Value, written: list[Any]) -> None:
+        for holder in value.living_holders():
+            holder.drop()
+        held = value.held
+        if held is None or not is_plain(held.tensor):
+            return
+        self._table.parameters.pop(id(held.tensor), None)
+        if any(overlap(held.tensor.untyped_storage(), t.untyped_storage()) for t in written):
+            if value.op is not None:
+                drop(value)
+            elif not held.is_copy:
+                hold_copy(value)
+
+    # -- after an op has run -----------------------------------------------------------------------
+
+    def after(self, op: Op, write: Write, *, keep: bool) -> Value:
+        """Note the value that an op has written; keep it, if the op is not to be run again."""
+        table, traits = self._table, op.traits
+        tensor, before = write.tensor, write.before
+        if traits.replaces_storage and is_plain(tensor):
+            known = table.values.get(key_of(tensor.untyped_storage()))
+            if known is not None:
+                known.note_views()
+                return known  # its bytes are as they were, and it counts their writes by itself
+        version = _version_after(traits, write)
+        if before.is_external or keep:
+            after = _kept_after(write, version)
+        else:
+            after = Value(tensor, version)
+            after.op, after.argument, after.tensor = op, write.argument, before.tensor
+            if before.geometry is not None:
+                after.geometry = before.geometry
+                after.size, after.dtype = before.size, before.dtype
+        after.is_leaf, after.is_shared = before.is_leaf, before.is_shared
+        if is_plain(tensor):
+            if traits.uncounted:
+                table.forget(tensor.untyped_storage())
+            else:
+                table.note(tensor.untyped_storage(), after)
+        return after
+
+    def after_unrecorded(self, traits: OpTraits, write: Write) -> None:
+        """Note that a tensor was written to by an op that is not recorded."""
+        _follow(write, _version_after(traits, write))
+        if is_plain(write.tensor):
+            self._table.forget(write.tensor.untyped_storage())
+
+
+def _version_after(traits: OpTraits, write: Write) -> int:
+    """Return the version of a tensor that an op has written to, once autograd has counted that.
+
+    It counts when we are done, but not the write to what it has saved already.
+    """
+    is_noise = traits.saves_before_write and write.argument[0] == _NOISE
+    return version_of(write.tensor) + (not traits.counts_writes and not is_noise)
+
+
+def _kept_after(write: Write, version: int) -> Value:
+    """Return a value that was written and is held. Values beside it have counted the write, too."""
+    tensor, before = write.tensor, write.before
+    base = base_of(tensor) if before.is_external else tensor
+    after = Value(base, version)
+    after.origin = Origin.EXTERNAL if before.is_external else Origin.OPAQUE
+    after.is_rewritten = before.is_leaf
+    if is_plain(base):
+        after.note_geometry(base)
+    hold(after, alias(base))
+    assert after.held is not None
+    after.held.version = version
+    after.aliases = tuple(_follow(write, version))
+    return after
+
+
+def _follow(write: Write, version: int) -> list[ref[Value]]:
+    """Let values that are held over the same storage count a write; return those there are."""
+    alive = []
+    for reference in write.followers:
+        value = reference()
+        if value is not None and value.held is not None:
+            alive.append(reference)
+            if share_a_counter(write.tensor, value.held.tensor):
+                value.held.version = version
+    return alive
+
+
+def _targets(
+    traits: OpTraits, args: Any, kwargs: dict[str, Any]
+) -> list[tuple[tuple[Key, int], Tensor]]:
+    """Return the tensors that an op writes to, with the arguments that they are."""
+    named = [(k, kwargs.get(k) if isinstance(k, str) else args[k : k + 1]) for k in traits.writes]
+    return [
+        ((key, number), tensor)
+        for key, target in named
+        for number, tensor in enumerate(flat(target))
+        if isinstance(tensor, Tensor)
+    ]
+
+
+def _may_be_over(value: Value, storage: Any) -> bool:
+    """Return whether a value is one of the same memory, or of memory that is not known."""
+    made, held = value.tensor(), value.held
+    if made is None and held is not None and not held.is_copy:
+        made = held.tensor
+    if made is None or value.is_snapshot:
+        return True
+    return not is_plain(made) or overlap(made.untyped_storage(), storage)
+
+
+def _stand_in(statistics: Any, values: Tensor) -> Value | None:
+    """Return what a replay gives in place of statistics: nothing, or a copy if types are mixed."""
+    if not isinstance(statistics, Tensor) or statistics.dtype is values.dtype:
+        return None
+    value = Value(statistics, 0)
+    value.origin = Origin.EXTERNAL
+    value.is_leaf = True
+    hold(value, copy_storage(statistics))
+    return value
+
+
+def _covers(tensor: Tensor) -> bool:
+    """Return whether a tensor lies over all bytes of its storage."""
+    if tensor.nbytes != tensor.untyped_storage().nbytes():
+        return False
+    distance = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != distance:
+            return False  # some elements lie upon one another
+        distance *= size
+    return True

@@ -1,0 +1,185 @@
+"""Policies: which values a checkpointed region keeps, and which it recomputes in backward.
+
+A policy is asked about a value and answers KEEP or RECOMPUTE. It is asked when an op has made the
+value, once more if autograd saves it for backward, and once more if the program names it; one KEEP
+is enough. Policies are small named objects that compare, print and pickle, and that compose.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+from ..sizes import format_bytes
+
+__all__ = [
+    "ByFunction",
+    "Candidate",
+    "Decision",
+    "Either",
+    "Policy",
+    "SaveBelow",
+    "SaveEverything",
+    "SaveNames",
+    "SaveNothing",
+    "SaveOps",
+    "as_policy",
+]
+
+Shape = tuple[int, ...]
+
+
+class Decision(Enum):
+    """What becomes of a value between forward and backward."""
+
+    RECOMPUTE = "recompute"
+    KEEP = "keep"
+
+
+class Candidate(NamedTuple):
+    """What a policy is told about a value."""
+
+    op: str  # the name of the op that made it, such as "aten.mm.default"
+    shapes: tuple[Shape, ...]  # of the value, then of the op's inputs
+    nbytes: int
+    name: str = ""  # that the program gave it with `remat.name`
+    is_saved: bool = False  # whether autograd is saving it for backward right now
+
+
+class Policy:
+    """Decides about one value at a time."""
+
+    __slots__ = ()
+
+    def __call__(self, candidate: Candidate, /) -> Decision:
+        raise NotImplementedError
+
+
+def _keep(condition: bool) -> Decision:
+    return Decision.KEEP if condition else Decision.RECOMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class SaveNothing(Policy):
+    """Recompute everything: what `checkpoint` does by default."""
+
+    def __call__(self, candidate: Candidate, /) -> Decision:
+        return Decision.RECOMPUTE
+
+    def __repr__(self) -> str:
+        return "save_nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class SaveEverything(Policy):
+    """Keep all that plain autograd would save."""
+
+    def __call__(self, candidate: Candidate, /) -> Decision:
+        return _keep(candidate.is_saved)
+
+    def __repr__(self) -> str:
+        return "save_everything"
+
+
+@dataclass(frozen=True, slots=True)
+class SaveBelow(Policy):
+    """Keep what autograd saves if it is smaller than `nbytes`."""
+
+    nbytes: int
+
+    def __call__(self, candidate: Candidate, /) -> Decision:
+        return _keep(candidate.is_saved and candidate.nbytes < self.nbytes)
+
+    def __repr__(self) -> str:
+        return f"save_below({format_bytes(self.nbytes)!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOps(Policy):
+    """Keep what ops of these names make; a name without overload stands for all of them."""
+
+    names: frozenset[str]
+    label: str = field(default="", compare=False)
+
+    def __call__(self, candidate: Candidate, /) -> Decision:
+        return _keep(candidate.op in self.names or _base_name(candidate.op) in self.names)
+
+    def __repr__(self) -> str:
+        return self.label or _call("save_ops", sorted(self.names))
+
+
+@dataclass(frozen=True, slots=True)
+class SaveNames(Policy):
+    """Keep the tensors that the program has named with `remat.name`."""
+
+    names: frozenset[str]
+
+    def __call__(self, candidate: Candidate, /) -> Decision:
+        return _keep(candidate.name in self.names)
+
+    def __repr__(self) -> str:
+        return _call("save_names", sorted(self.names))
+
+
+@dataclass(frozen=True, slots=True)
+class Either(Policy):
+    """Keep what one of several policies keeps."""
+
+    policies: tuple[Policy, ...]
+
+    def __call__(self, candidate: Candidate, /) -> Decision:
+        return _keep(any(policy(candidate) is Decision.KEEP for policy in self.policies))
+
+    def __repr__(self) -> str:
+        return _call("either", self.policies)
+
+
+@dataclass(frozen=True, slots=True)
+class ByFunction(Policy):
+    """Ask a plain function of an op's name, shapes, bytes and the tensor's name."""
+
+    function: Callable[[str, tuple[Shape, ...], int, str], Any]
+
+    def __call__(self, candidate: Candidate, /) -> Decision:
+        answer = self.function(candidate.op, candidate.shapes, candidate.nbytes, candidate.name)
+        return answer if isinstance(answer, Decision) else _keep(bool(answer))
+
+
+def as_policy(policy: Any) -> Policy:
+    """Return a policy as it is, or one that asks a plain function of four arguments.
+
+    >>> large = as_policy(lambda op, shapes, nbytes, name: nbytes > 10)
+    >>> large(Candidate("mm", (), 100))
+    <Decision.KEEP: 'keep'>
+    """
+    if isinstance(policy, Policy):
+        return policy
+    if not callable(policy) or isinstance(policy, type):
+        raise TypeError(
+            "policy is one of remat.policies or a function (op_name, shapes, bytes, name) -> bool, "
+            f"got {policy!r}"
+        )
+    try:
+        inspect.signature(policy).bind("op", (), 0, "name")
+    except TypeError:
+        raise TypeError(
+            f"a policy is called as policy(op_name, shapes, bytes, name), which {policy!r} does "
+            "not accept; a policy for torch's selective checkpointing takes (ctx, op, *args, "
+            "**kwargs)"
+        ) from None
+    except ValueError:  # a builtin without a signature
+        pass
+    return ByFunction(policy)
+
+
+def _call(name: str, arguments: Iterable[Any]) -> str:
+    return f"{name}({', '.join(map(repr, arguments))})"
+
+
+def _base_name(op: str) -> str:
+    """Return "mm" for "aten.mm.default", and "tanh" for "numpy.tanh"."""
+    parts = op.split(".")
+    return parts[1] if len(parts) > 1 else op

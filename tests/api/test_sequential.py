@@ -1,0 +1,146 @@
+"""Layers in a row, in segments, on NumPy arrays."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import remat
+from remat.api.sequential import _edges
+
+X = np.array([0.3, -0.7, 1.1])
+
+
+def counting_layers(count: int) -> tuple[list, list[int]]:
+    calls: list[int] = []
+
+    def make(number):
+        def layer(x):
+            calls.append(number)
+            return np.sin(x) * (number + 1.5)
+
+        return layer
+
+    return [make(number) for number in range(count)], calls
+
+
+def by_hand(layers, x):
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+@given(st.integers(1, 60), st.data())
+def test_segments_differ_by_one_layer_at_most(layers, data) -> None:
+    segments = data.draw(st.integers(1, layers))
+    edges = _edges(layers, segments)
+    lengths = [b - a for a, b in pairwise(edges)]
+    assert (edges[0], edges[-1], len(lengths)) == (0, layers, segments)
+    assert max(lengths) - min(lengths) <= 1
+    assert lengths == sorted(lengths, reverse=True)
+
+
+@pytest.mark.parametrize("segments", [None, 1, 2, 3, 7])
+def test_gradients_are_those_of_the_plain_layers(segments) -> None:
+    layers, _ = counting_layers(7)
+
+    def f(x):
+        return np.sum(remat.checkpoint_sequential(layers, x, segments=segments) ** 2)
+
+    expected = remat.grad(lambda x: np.sum(by_hand(layers, x) ** 2))(X)
+    np.testing.assert_array_equal(remat.grad(f)(X), expected)
+
+
+@pytest.mark.parametrize(
+    ("segments", "again"),
+    [
+        (1, []),
+        (2, [0, 1, 2, 3, 4]),
+        (4, [6, 7, 3, 4, 5, 0, 1, 2]),
+        (None, [6, 7, 3, 4, 5, 0, 1, 2]),
+        (10, [8, 7, 6, 5, 4, 3, 2, 1, 0]),
+    ],
+)
+def test_all_but_the_last_segment_are_run_again(segments, again) -> None:
+    layers, calls = counting_layers(10)
+    remat.grad(lambda x: np.sum(remat.checkpoint_sequential(layers, x, segments=segments)))(X)
+    assert calls == [*range(10), *again]
+
+
+@pytest.mark.parametrize(("layers", "segments"), [(1, 1), (2, 2), (4, 2), (5, 3), (9, 3), (10, 4)])
+def test_the_number_of_segments_is_about_the_root_of_the_layers(layers, segments) -> None:
+    functions, _ = counting_layers(layers)
+    with remat.CheckpointProfiler() as profiler:
+        remat.grad(lambda x: np.sum(remat.checkpoint_sequential(functions, x)))(X)
+    assert profiler.checkpoint_count() == segments - 1
+
+
+def test_a_tuple_between_layers_is_one_argument() -> None:
+    layers = [
+        lambda x: (np.sin(x), x),
+        lambda pair: (pair[0] * pair[1], pair[0]),
+        lambda pair: pair[0] + pair[1],
+    ]
+
+    def f(x):
+        return np.sum(remat.checkpoint_sequential(layers, x, segments=3))
+
+    expected = remat.grad(lambda x: np.sum(by_hand(layers, x)))(X)
+    np.testing.assert_array_equal(remat.grad(f)(X), expected)
+
+
+def test_gradients_reach_what_layers_refer_to() -> None:
+    def f(W):
+        layers = [lambda x: np.tanh(x @ W)] * 5
+        return np.sum(remat.checkpoint_sequential(layers, X))
+
+    def plain(W):
+        x = X
+        for _ in range(5):
+            x = np.tanh(x @ W)
+        return np.sum(x)
+
+    W = np.eye(3) * 0.9
+    np.testing.assert_allclose(remat.grad(f)(W), remat.grad(plain)(W), rtol=1e-14)
+
+
+def test_no_layers_return_the_input() -> None:
+    assert remat.checkpoint_sequential([], X) is X
+    assert remat.checkpoint_sequential([], X, segments=1) is X
+
+
+def test_random_numbers_are_drawn_again_as_they_were() -> None:
+    rng = np.random.default_rng(0)
+    masks = []
+
+    def dropout(x):
+        masks.append(rng.random(3) < 0.5)
+        return x * masks[-1]
+
+    gradient = remat.grad(
+        lambda x: np.sum(remat.checkpoint_sequential([dropout, np.sin, dropout], x, segments=3))
+    )(np.ones(3))
+    assert len(masks) == 3
+    np.testing.assert_array_equal(masks[0], masks[2])
+    np.testing.assert_array_equal(gradient, np.cos(1.0 * masks[0]) * masks[0] * masks[1])
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda f: f([np.sin] * 3, X, segments=4), ValueError, "segments is at most 3, .* got 4"),
+        (lambda f: f([np.sin] * 3, X, segments=0), ValueError, "segments is at least 1, got 0"),
+        (lambda f: f([np.sin] * 3, X, segments=-1), ValueError, "segments is at least 1, got -1"),
+        (lambda f: f([np.sin] * 3, X, segments=1.5), TypeError, "segments is a whole .* got 1.5"),
+        (lambda f: f(np.sin, X), TypeError, "functions is a list or .*, got ufunc"),
+        (lambda f: f([np.sin, 3], X), TypeError, r"functions\[1\] is no function, got 3"),
+        (lambda f: f([np.sin], X, use_reentrant=True), ValueError, "use_reentrant=True is not"),
+    ],
+)
+def test_what_is_wrong_is_said(call, kind, message) -> None:
+    with pytest.raises(kind, match=message):
+        call(remat.checkpoint_sequential)
