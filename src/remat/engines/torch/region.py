@@ -12,7 +12,7 @@ Regions nest by one rule: what an inner region starts from is a tensor saved by 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
@@ -43,6 +43,8 @@ class RegionObserver(ReplayObserver, Protocol):
     def make_saved(self, operand: Operand, region: Region) -> SavedTensor: ...
 
     def ran(self, op: Op, made: list[tuple[Value, Tensor]], seconds: float) -> None: ...
+
+    def ran_in_backward(self, out: Any) -> None: ...
 
     def saved(self, saved: Any, tensor: Tensor) -> None: ...
 
@@ -152,6 +154,7 @@ class Region:
     has_children = False
     is_attended = False  # an observer or a policy wants to see every op
     backward_began: Callable[[], None] | None = None  # told when a pass begins to recompute
+    hold_on: Sequence[ref[Value]] = ()  # values that stay held once they are recomputed here
     _pass = -1  # the backward pass that it was computed in
     _borrowed: tuple[ref[SavedTensor], ...] = ()  # that have a tensor until the end of a pass
     _ends_with = -1  # the pass whose end it waits for
@@ -203,8 +206,12 @@ class Region:
             outer = outer_values(wanted, self.start)
             save = partial(self.parent.save, by_region=True)
             self.inputs = {value: save(value, value.current_tensor()) for value in outer}
+            self.parent.closed_inside(self)
         if self.observer is not None:
             self.observer.closed(self)
+
+    def closed_inside(self, child: Region) -> None:
+        """Note that a region inside of this one is at its end."""
 
     def replace(self, before: Value, after: Value) -> None:
         """Let saved tensors of a value be of another one that has taken its place."""
@@ -288,9 +295,13 @@ class Region:
                 given = needed.lent
                 for value in needed.inputs:
                     given[value] = self.inputs[value].take()
-                return replay(wanted, needed, given, self.observer)
+                holds = self._values_to_hold() if self.hold_on else ()
+                return replay(wanted, needed, given, self.observer, holds)
         finally:
             replaying.give(guard)
+
+    def _values_to_hold(self) -> set[Value]:
+        return {value for reference in self.hold_on if (value := reference()) is not None}
 
     def borrowed(self, saved: SavedTensor) -> None:
         """Note a saved tensor that got its tensor from a later region."""

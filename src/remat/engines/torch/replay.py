@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -17,7 +17,7 @@ from .memory.geometry import view_over
 from .memory.records import Op, Operand, Value, View
 from .memory.tensors import counters
 from .randomness import draw_again
-from .retention import fetch, lend, writable_copy
+from .retention import fetch, hold, lend, writable_copy
 
 __all__ = [
     "NeededOp",
@@ -106,8 +106,11 @@ def replay(
     needed: Needs,
     given: Mapping[Value, Tensor],
     observer: ReplayObserver | None,
+    holds: Collection[Value] = (),
 ) -> list[Tensor]:
     """Compute what is wanted, each op once, and free each value after its last use.
+
+    What is in `holds` is held from then on.
 
     To be called below autograd, autocast and modes. Random ops draw the numbers that they drew
     before, and leave their generators as they found them.
@@ -115,6 +118,9 @@ def replay(
     values = dict(given)
     began = time.perf_counter() if observer is not None else 0.0
     uses = needed.uses
+    for value in holds:
+        if value in uses:
+            uses[value] += 1  # so that nobody writes to it
     for op, makes in needed.ops:
         try:
             _run(op, makes, values, uses, given)
@@ -126,6 +132,10 @@ def replay(
                 f"{source_location.describe(op.place)}."
             )
             raise
+        if holds:
+            for value in makes:
+                if value in holds and value.held is None:
+                    hold(value, values[value])
         for value in op.reads:
             if uses[value] == 1:
                 values.pop(value, None)

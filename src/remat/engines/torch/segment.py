@@ -30,6 +30,7 @@ __all__ = [
     "mark",
     "name_tensor",
     "open_region",
+    "refuse_transforms",
     "run_segment",
 ]
 
@@ -73,7 +74,7 @@ def open_region(
     if not torch.is_grad_enabled() or (not recorder.opened and changing_mode() is not None):
         recorder.idle += 1
         return None
-    _refuse_transforms()
+    refuse_transforms()
     watching = watchers()
     # Its text, not the function: what that closes over may lead back to the region.
     text = name if type(name) is str else name_of(name) if watching else ""
@@ -87,7 +88,7 @@ def open_region(
     return region
 
 
-def _refuse_transforms() -> None:
+def refuse_transforms() -> None:
     if are_functorch_transforms_active():
         raise UnsupportedError(
             "checkpointing does not work under the transforms of torch.func (grad, vjp, vmap, "

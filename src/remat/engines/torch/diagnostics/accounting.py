@@ -111,6 +111,9 @@ class Accounting:
                 watcher.would_hold(("gradient", key), nbytes_of(parameter.grad))
                 watcher.holds(("gradient", key), nbytes_of(parameter.grad))
 
+    def ran_in_backward(self, out: Any) -> None:
+        """What a backward pass makes is there with and without checkpointing."""
+
     def saved(self, saved: ObservedTensor, tensor: Tensor) -> None:
         """Autograd has got a saved tensor."""
         saved.traced = self._number(saved.value)

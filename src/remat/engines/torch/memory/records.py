@@ -120,6 +120,7 @@ class Value:
     size: tuple[int, ...] = ()
     dtype: torch.dtype | None = None
     reads: set[Geometry] | None = None  # what was read of an external one
+    traced: tuple[int, int] | None = None  # the pass that is traced, and its number in there
 
     def __init__(self, tensor: Tensor, version: int, op: Op | None = None, output: int = 0) -> None:
         # The one that was made with it, as long as it lives.

@@ -81,6 +81,7 @@ class Recorder(TorchDispatchMode):
         region.start = self._ops
         if self.opened:
             region.parent = self.region
+            region.is_attended |= self.region.is_attended
             self.region.has_children = True
             region.has_own_hooks = self._hooks_are_covered()
             if region.has_own_hooks:
@@ -264,7 +265,10 @@ class Recorder(TorchDispatchMode):
         What it overwrites may be needed.
         """
         if not traits.may_write or traits.reshapes_in_place:
-            return traits.call(*args, **kwargs)
+            out = traits.call(*args, **kwargs)
+            if self.region.observer is not None:
+                self.region.observer.ran_in_backward(out)
+            return out
         writes = self._writes
         overlapped = writes.save_overlapping(traits, args, kwargs)
         written = writes.before(traits, args, kwargs)

@@ -1,0 +1,78 @@
+"""Following a plan: which outputs of an op are kept, and to which stage it belongs."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any
+
+from ....plans import Plan, Trace
+from .tracer import Key
+
+__all__ = ["Follower", "Planned"]
+
+
+class Planned:
+    """A plan for a program that is recognised by its ops."""
+
+    def __init__(self, keys: list[Key], trace: Trace, plan: Plan, seconds: list[float]) -> None:
+        self.keys = keys
+        self.trace = trace
+        self.plan = plan
+        self.seconds = seconds  # the least that every op has taken
+        self.passes = 0  # that followed it to the end
+        self.starts = [stage.first_op for stage in plan.stages]
+        self.keeps = [
+            tuple(number in plan.keep for number in op.makes)
+            if any(number in plan.keep for number in op.makes)
+            else None
+            for op in trace.ops
+        ]
+        self.held_on: dict[tuple[int, int], list[int]] = {}  # stages by op and output
+        for stage, part in enumerate(plan.stages):
+            for number in part.hold:
+                made_by = trace.values[number].made_by
+                assert made_by is not None
+                output = trace.ops[made_by].makes.index(number)
+                self.held_on.setdefault((made_by, output), []).append(stage)
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is recomputed."""
+        return not self.plan.extra_seconds and not any(stage.hold for stage in self.plan.stages)
+
+    def stage_of(self, op: int) -> int:
+        return max(bisect_right(self.starts, op) - 1, 0)
+
+
+class Follower:
+    """Recognises which of the planned programs is running."""
+
+    def __init__(self, planned: list[Planned]) -> None:
+        self._planned = planned  # the one that ran last comes first
+        self._seen: list[Key] = []
+        self.current: Planned | None = planned[0] if planned else None
+
+    def step(self, key: Any) -> Planned | None:
+        """Take the next op; return the plan that it belongs to, None from where there is none."""
+        number = len(self._seen)
+        self._seen.append(key)
+        current = self.current
+        if current is not None and not _has(current, number, key):
+            self.current = next(
+                (
+                    other
+                    for other in self._planned
+                    if _has(other, number, key) and other.keys[:number] == self._seen[:number]
+                ),
+                None,
+            )
+        return self.current
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the program has run as planned, to its end."""
+        return self.current is not None and len(self._seen) == len(self.current.keys)
+
+
+def _has(planned: Planned, number: int, key: Key) -> bool:
+    return number < len(planned.keys) and planned.keys[number] == key

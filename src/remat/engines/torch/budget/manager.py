@@ -1,0 +1,211 @@
+"""A budget: passes are recorded once, planned, and followed from then on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from ....errors import BudgetTooSmallError
+from ....plans import Plan, Trace, plan_trace
+from ....sizes import format_bytes, parse_budget
+from ..modes import changing_mode
+from ..recording.recorder import Recorder, recorder_of_this_thread
+from ..segment import refuse_transforms
+from .following import Follower, Planned
+from .passes import BudgetedPass, PassRegion
+
+__all__ = ["Budget", "PassReport"]
+
+_FORWARD_SHARE = 0.7  # of the budget is what an unplanned forward pass may hold: backward needs room
+_REFINED = 1  # passes after which a plan is made again, with seconds of warm kernels
+_MANY = 32  # plans that are remembered
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """What was planned for a pass, and what was measured."""
+
+    trace: Trace
+    plan: Plan
+    budget: int
+    measured_peak: int  # of activations, recomputed ones included
+    counts_gradients: bool  # whether gradients of activations are in it, too
+    recompute_seconds: float
+    recomputed_ops: int
+    followed: bool  # the pass was planned before it ran
+
+
+class Budget:
+    """Keeps passes within a memory budget."""
+
+    def __init__(self, budget: int | float | str, *, share: float = 1.0) -> None:
+        self._budget = budget
+        self._share = share  # of it that is planned for
+        self.planned: list[Planned] = []  # the one that ran last comes first
+        self.last: PassReport | None = None
+        self._pass: BudgetedPass | None = None
+        self._region: PassRegion | None = None
+        self._recorder: Recorder | None = None
+        self._hooks: dict[int, Any] = {}  # of parameters
+        self.meters_backward = False
+
+    # -- a pass begins and ends --------------------------------------------------------------------
+
+    def can_begin(self) -> bool:
+        """Return whether there is a pass to keep within a budget: gradients, and no region yet."""
+        recorder = recorder_of_this_thread()
+        return torch.is_grad_enabled() and not recorder.opened and changing_mode() is None
+
+    def begin(self, *, meters_backward: bool = False) -> None:
+        refuse_transforms()
+        self.meters_backward = meters_backward
+        self._recorder = recorder_of_this_thread()
+        self._pass = self._new_pass()
+        self._region = PassRegion(self._pass)
+        self._recorder.open(self._region)
+
+    def _new_pass(self) -> BudgetedPass:
+        return BudgetedPass(self, Follower(self.planned))
+
+    def end(self, *, failed: bool = False) -> None:
+        """End the recording; raise if no plan fits the budget."""
+        recorder, region = self._recorder, self._region
+        self._recorder = self._region = self._pass = None
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+        if recorder is None or region is None:
+            return
+        if failed:
+            region.current.abandon()
+        recorder.close(region)
+
+    def restart(self) -> None:
+        """Begin another pass: an iteration of training is over."""
+        if self._region is not None:
+            self._pass = self._new_pass()
+            self._region.begin(self._pass)
+
+    # -- what a pass asks (passes.Owner) -----------------------------------------------------------
+
+    def room(self, plain_bytes: int) -> int:
+        whole = max(plain_bytes, 1)
+        return int(self._bytes(whole) * self._share * _FORWARD_SHARE)
+
+    def _bytes(self, whole: int) -> int:
+        return parse_budget(self._budget, whole=whole)
+
+    def expect_gradient(self, parameter: Tensor) -> None:
+        if self.meters_backward and id(parameter) not in self._hooks:
+            hook = _Accumulated(ref(self))
+            register = parameter.register_post_accumulate_grad_hook
+            self._hooks[id(parameter)] = register(hook)
+
+    def accumulated(self, parameter: Tensor) -> None:
+        if self._pass is not None and parameter.grad is not None:
+            self._pass.meter.remove(parameter.grad)
+
+    def forward_ended(self, ended: BudgetedPass) -> None:
+        """Plan a pass that nobody has planned, as soon as its forward part is known."""
+        if self._recorder is not None:
+            self._recorder.end_iteration()
+        if not len(ended.tracer):
+            return
+        if ended.follower.is_complete and ended.follows:
+            planned = ended.follower.current
+            assert planned is not None
+            self._ran_again(planned, ended)
+        else:
+            self._plan(ended)
+
+    def backward_ended(self, ended: BudgetedPass) -> None:
+        self._report(ended)
+        ended.forget_stages()
+        if ended is self._pass:
+            self.restart()
+
+    # -- planning ----------------------------------------------------------------------------------
+
+    def _plan(self, ended: BudgetedPass) -> None:
+        tracer = ended.tracer
+        self._remember(tracer.keys, tracer.trace(), tracer.seconds)
+
+    def _remember(self, keys: Any, trace: Trace, seconds: list[float]) -> None:
+        plan = self._plan_trace(trace)
+        known = [planned for planned in self.planned if planned.keys != keys]
+        self.planned[:] = [Planned(keys, trace, plan, seconds), *known][:_MANY]
+
+    def _plan_trace(self, trace: Trace) -> Plan:
+        budget = self._bytes(trace.plain_peak)
+        try:
+            return plan_trace(trace, int(budget * self._share))
+        except BudgetTooSmallError as error:
+            raise self._too_small(error, budget) from None
+
+    def _too_small(self, error: BudgetTooSmallError, budget: int) -> BudgetTooSmallError:
+        smallest = getattr(error, "smallest", None)
+        if smallest is None or self._share == 1:
+            return error
+        needed = math.ceil(smallest / self._share)
+        return BudgetTooSmallError(
+            f"the pass needs at least {format_bytes(smallest)} and {self._share:.0%} of "
+            f"{format_bytes(budget)} are planned for; give at least {format_bytes(needed)}, or "
+            "raise memory_threshold"
+        )
+
+    def _ran_again(self, planned: Planned, ended: BudgetedPass) -> None:
+        self.planned.remove(planned)
+        self.planned.insert(0, planned)
+        planned.passes += 1
+        if planned.passes == _REFINED:
+            # The first pass was cold: kernels were loaded, memory was new.
+            seconds = list(map(min, planned.seconds, ended.tracer.seconds))
+            self._remember(planned.keys, ended.tracer.trace(seconds), seconds)
+            self.planned[0].passes = planned.passes
+
+    def _report(self, ended: BudgetedPass) -> None:
+        planned = next((p for p in self.planned if p.keys == ended.tracer.keys), None)
+        if planned is not None:
+            self.last = PassReport(
+                planned.trace,
+                planned.plan,
+                self._bytes(planned.trace.plain_peak),
+                ended.meter.peak,
+                self.meters_backward,
+                ended.recompute_seconds,
+                ended.recomputed_ops,
+                ended.follows,
+            )
+
+
+class _Accumulated:
+    """A hook of a parameter: its gradient is there, and does not count."""
+
+    def __init__(self, budget: ref[Budget]) -> None:
+        self._budget = budget
+
+    def __call__(self, parameter: Tensor) -> None:
+        if (budget := self._budget()) is not None:
+            budget.accumulated(parameter)
+
+
+def run_within(
+    budget: Budget, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call a function as a pass within a budget, if there is a graph to be made."""
+    if not budget.can_begin():
+        return function(*args, **kwargs)
+    budget.begin()
+    try:
+        result = function(*args, **kwargs)
+    except BaseException:
+        budget.end(failed=True)
+        raise
+    budget.end()
+    return result

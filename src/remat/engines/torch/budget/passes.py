@@ -1,0 +1,259 @@
+"""A forward pass under a budget and its backward: traced, measured, and kept within the budget.
+
+While a plan is followed, the values that it keeps are held and all others are dropped. A pass that
+nobody has planned, or that leaves its plan, keeps what autograd saves as long as there is room.
+Saved tensors belong to stages, which are recomputed one at a time in backward.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from ..backend import current_graph_task, queue_callback
+from ..memory.records import Op, Operand, Origin, Value
+from ..memory.tensors import alias
+from ..region import Region, SavedTensor
+from ..replay import NeededOp, flat
+from ..retention import hold
+from .eviction import Evictor
+from .following import Follower
+from .meter import StorageMeter
+from .tracer import Tracer, key_of
+
+__all__ = ["BudgetedPass", "Owner", "PassRegion"]
+
+_STAGE_SHARE = 8  # of the budget is what a stage saves, if nobody has planned it
+
+
+class Owner(Protocol):
+    """Who plans passes: `manager.Budget`."""
+
+    def room(self, plain_bytes: int) -> int:
+        """Return how many bytes an unplanned pass may hold in its forward part by now."""
+
+    def forward_ended(self, ended: BudgetedPass) -> None: ...
+
+    def backward_ended(self, ended: BudgetedPass) -> None: ...
+
+    def expect_gradient(self, parameter: Tensor) -> None:
+        """A parameter is used whose gradient is not to be counted."""
+
+
+class NodeTensor(SavedTensor):
+    """A saved tensor that knows the op for whose backward it is saved."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, operand: Operand, region: Region, node: int) -> None:
+        super().__init__(operand, region)
+        self.node = node
+
+
+class PassRegion(Region):
+    """The region of a whole pass: what autograd saves in it goes to the stages of the pass."""
+
+    def __init__(self, observed: BudgetedPass) -> None:
+        super().__init__("memory budget")
+        self.current = observed
+        self.attend(observed)
+
+    def begin(self, observed: BudgetedPass) -> None:
+        """Begin another pass."""
+        self.current = observed
+        self.marks = ()
+        self.attend(observed)
+
+    def save(self, operand: Operand, tensor: Tensor | None, *, by_region: bool = False) -> Any:
+        value = operand if type(operand) is Value else operand.value
+        current = self.current
+        node = current.node_of(value, by_region=by_region)
+        saved = current.stage_of(node).save(operand, tensor, by_region=by_region)
+        if by_region and tensor is not None:
+            current.keep_if_unplanned(saved, tensor)
+        return saved
+
+    def closed_inside(self, child: Region) -> None:
+        self.current.region_closed(child)
+
+
+class BudgetedPass:
+    """Observes the regions of one pass, and decides what is held."""
+
+    def __init__(self, owner: Owner, follower: Follower) -> None:
+        self._owner = owner
+        self.tracer = Tracer()
+        self.meter = StorageMeter()
+        self.follower = follower
+        self.follows = follower.current is not None
+        self.recompute_seconds = 0.0
+        self.recomputed_ops = 0
+        self.began = time.perf_counter()
+        self._evictor = Evictor(self.meter)
+        self._node = 0  # of what is being saved
+        self._stages: dict[int, Region] = {}
+        self._stage = -1  # the last one, if nobody has planned them
+        self._stage_bytes = 0
+        self._held_on: dict[int, list[ref[Value]]] = {}
+        self._is_forward = True
+        self._task = -1  # the backward pass whose end it waits for
+
+    # -- forward -----------------------------------------------------------------------------------
+
+    def ran(self, op: Op, made: list[tuple[Value, Tensor]], seconds: float) -> None:
+        number = len(self.tracer)
+        self.tracer.ran(op, made, seconds)
+        self._evictor.ran(op.number, seconds)
+        for _, tensor in made:
+            self.meter.add(tensor)
+        for value in op.reads:
+            if value.origin is Origin.PARAMETER and value.held is not None:
+                self._owner.expect_gradient(value.held.tensor)
+        if self.follows:
+            self._follow(number, op, made)
+        else:
+            self.follower.step(key_of(op, made))
+            self._evictor.shrink(self._owner.room(self.tracer.plain_bytes))
+
+    def _follow(self, number: int, op: Op, made: list[tuple[Value, Tensor]]) -> None:
+        planned = self.follower.step(key_of(op, made))
+        if planned is None:
+            self.follows = False  # another program: from here on nobody has planned it
+            self._stage = max(self._stages, default=-1)
+            return
+        keeps = planned.keeps[number]
+        for output, (value, tensor) in enumerate(made):
+            if keeps is not None and keeps[output]:
+                self._keep(value, tensor)
+            for stage in planned.held_on.get((number, output), ()):
+                self._held_on.setdefault(stage, []).append(ref(value))
+
+    def _keep(self, value: Value, tensor: Tensor) -> None:
+        if value.op is not None and value.held is None and not value.must_recompute:
+            hold(value, alias(tensor))
+            # Autograd counts a write when the op is done.
+            assert value.held is not None
+            value.held.version = value.version
+            self._evictor.keeps(value, self.tracer.nbytes(value))
+
+    def node_of(self, value: Value, *, by_region: bool) -> int:
+        """Return the op for whose backward a value is saved now, and note it."""
+        self._node = len(self.tracer) - 1 if by_region else self.tracer.saved_for(value)
+        self.tracer.saved(value, max(self._node, 0))
+        return self._node
+
+    def stage_of(self, node: int) -> Region:
+        """Return the stage that the backward of an op belongs to."""
+        planned = self.follower.current if self.follows else None
+        if planned is not None:
+            number = planned.stage_of(node)
+        else:
+            number = self._unplanned_stage()
+        stage = self._stages.get(number)
+        if stage is None:
+            stage = self._stages[number] = Region(f"stage {number}")
+            stage.attend(self)
+            stage.hold_on = self._held_on.setdefault(number, [])
+        return stage
+
+    def _unplanned_stage(self) -> int:
+        limit = self._owner.room(self.tracer.plain_bytes) // _STAGE_SHARE
+        if self._stage < 0 or self._stage_bytes > limit:
+            self._stage, self._stage_bytes = max(self._stages, default=-1) + 1, 0
+        return self._stage
+
+    def make_saved(self, operand: Operand, region: Region) -> NodeTensor:
+        value = operand if type(operand) is Value else operand.value
+        node = self.tracer.saved_for(value) if value.is_external else self._node
+        return NodeTensor(operand, region, node)
+
+    def saved(self, saved: NodeTensor, tensor: Tensor) -> None:
+        if not saved.value.is_external:
+            self.keep_if_unplanned(saved, tensor)
+
+    def keep_if_unplanned(self, saved: NodeTensor, tensor: Tensor) -> None:
+        value = saved.value
+        if self.follows or value.held is not None or value.op is None or value.must_recompute:
+            return
+        nbytes = self.tracer.nbytes(value)
+        saved.keep(tensor)
+        self._stage_bytes += nbytes
+        self._evictor.keeps(value, nbytes)
+
+    def region_closed(self, region: Region) -> None:
+        """A region of the program inside of the pass is at its end: it recomputes by itself."""
+        values = {saved.value for saved in region.living() if saved.tensor is None}
+        dropped = [value for value in values if value.held is None]
+        node = max(len(self.tracer) - 1, 0)
+        self.tracer.needs_workspace(node, sum(self.tracer.nbytes(value) for value in dropped))
+        self.pin_marks(region)
+
+    def pin_marks(self, region: Region) -> None:
+        for reference in region.marks:
+            if (value := reference()) is not None and value.held is not None:
+                self.tracer.pin(value)
+
+    def closed(self, region: Region) -> None:
+        """The recording ends with the forward pass."""
+        if isinstance(region, PassRegion):
+            self.end_forward(region)
+
+    def end_forward(self, region: Region | None = None) -> None:
+        if self._is_forward:
+            self._is_forward = False
+            if region is not None:
+                self.pin_marks(region)
+            self.tracer.end_forward()
+            self._owner.forward_ended(self)
+
+    def abandon(self) -> None:
+        """The program has failed: there is nothing to plan."""
+        self._is_forward = False
+
+    def forget_stages(self) -> None:
+        self._stages.clear()  # which refer to this pass
+
+    # -- backward ----------------------------------------------------------------------------------
+
+    def used(self, saved: NodeTensor) -> None:
+        """Autograd asks for a saved tensor."""
+        if torch.is_grad_enabled():
+            return  # a gradient that is part of a graph
+        self.tracer.used(saved.node)
+        task = current_graph_task()
+        if task not in (-1, self._task):
+            self._task = task
+            queue_callback(self._end_backward)
+            self.end_forward()
+
+    def _end_backward(self) -> None:
+        self._owner.backward_ended(self)
+
+    def ran_in_backward(self, out: Any) -> None:
+        for tensor in flat(out):
+            if isinstance(tensor, Tensor):
+                self.meter.add(tensor)
+
+    def replaying(self, values: Mapping[Value, Tensor]) -> None:
+        for tensor in reversed(values.values()):  # the last ones are new
+            if not self.meter.add(tensor):
+                break
+
+    def replayed(self, ops: list[NeededOp], seconds: float) -> None:
+        self.recompute_seconds += seconds
+        self.recomputed_ops += len(ops)
+
+    def got(self, saved: Any, tensor: Tensor) -> None: ...
+
+    def lost(self, saved: Any) -> None: ...
+
+    def handed_over(self) -> None: ...
+
+    def end_of_pass(self) -> None: ...
+
+

@@ -1,0 +1,241 @@
+"""Writes down what a pass does, as a `Trace` for planners."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from ....plans.trace import Kind, Trace
+from ....plans.trace import Op as TracedOp
+from ....plans.trace import Value as TracedValue
+from ..memory.records import Op, Origin, Place, Value
+from ..memory.tensors import nbytes_of
+from ..source_location import describe, module_paths
+
+__all__ = ["Key", "Tracer", "key_of"]
+
+Made = list[tuple[Value, Tensor]]
+Key = tuple[Any, ...]  # what makes two ops equal
+_passes = itertools.count()
+
+# Ops whose backward needs what they gave. It matters only for a value that one op made and the next
+# one reads: whose backward is it saved for?
+_SAVE_THEIR_OUTPUT = frozenset(
+    "exp expm1 exp2 tanh sigmoid relu sqrt rsqrt reciprocal tan sinh pow _softmax _log_softmax "
+    "logsumexp cumprod prod elu selu celu threshold hardtanh cholesky linalg_inv_ex linalg_qr "
+    "linalg_vector_norm norm softplus max_pool2d_with_indices".split()
+)
+
+
+class Tracer:
+    """Numbers the ops and values of a pass; holds none of the values."""
+
+    def __init__(self) -> None:
+        self._pass = next(_passes)
+        self._ops: list[_Noted] = []
+        self._seconds: list[float] = []
+        self._saves: list[dict[int, None]] = []
+        self._workspace: dict[int, int] = {}
+        self._values: list[TracedValue] = []
+        self._names: dict[int, str] = {}
+        self._freed: dict[int, int] = {}
+        self._deaths: list[ref[Tensor]] = []
+        self._used: dict[int, None] = {}
+        self._is_forward = True
+        self._pinned: set[int] = set()
+        self._saved: set[int] = set()
+        self.plain_bytes = 0  # that the pass would hold by now without checkpointing
+
+    def __len__(self) -> int:
+        return len(self._ops)
+
+    # -- forward -----------------------------------------------------------------------------------
+
+    def ran(self, op: Op, made: Made, seconds: float) -> None:
+        """Note an op and what it made."""
+        number = len(self._ops)
+        reads = tuple(dict.fromkeys(self.number(value) for value in op.reads))
+        needs_grad = torch.is_grad_enabled() and any(
+            self._values[read].requires_grad for read in reads
+        )
+        for value, tensor in made:
+            before = None if value.argument is None else op.overwritten(value.argument)
+            self._add(
+                value,
+                TracedValue(
+                    nbytes=nbytes_of(tensor),
+                    made_by=number,
+                    overwrites=None if before is None else self.number(before),
+                    kind=Kind.COMPUTED if value.op is not None else Kind.FIXED,
+                    requires_grad=needs_grad and tensor.dtype.is_floating_point,
+                    name=value.name,
+                ),
+            )
+            self._deaths.append(ref(tensor, partial(_died, ref(self), len(self._values) - 1)))
+            if before is None:
+                self.plain_bytes += self._values[-1].nbytes
+        makes = tuple(self.number(value) for value, _ in made)
+        self._ops.append(_Noted(op.traits.func, op.place, key_of(op, made), reads, makes))
+        self._seconds.append(seconds)
+        if len(self._saves) < len(self._ops):
+            self._saves.append({})
+
+    def number(self, value: Value) -> int:
+        """Return the number of a value; one that is new is an input of the pass."""
+        traced = value.traced
+        if traced is not None and traced[0] == self._pass:
+            number: int = traced[1]
+            return number
+        made, held = value.tensor(), value.held
+        tensor = made if made is not None or held is None else held.tensor
+        is_parameter = value.origin is Origin.PARAMETER
+        needs_grad = is_parameter or (made is not None and made.requires_grad)
+        self._add(
+            value,
+            TracedValue(
+                nbytes=0 if tensor is None else nbytes_of(tensor),
+                kind=Kind.PARAMETER if is_parameter else Kind.INPUT,
+                requires_grad=needs_grad,
+                name=value.name,
+            ),
+        )
+        return len(self._values) - 1
+
+    def _add(self, value: Value, traced: TracedValue) -> None:
+        value.traced = self._pass, len(self._values)
+        self._values.append(traced)
+
+    def saved_for(self, value: Value) -> int:
+        """Return the op for whose backward autograd saves a value at this moment.
+
+        Inputs are saved before an op runs, outputs after it.
+        """
+        number = self.number(value)
+        last = len(self._ops) - 1
+        if self._values[number].made_by != last:
+            return last + 1
+        op = self._ops[last]
+        name = getattr(getattr(op.func, "_overloadpacket", None), "__name__", "")
+        is_by_product = number != op.makes[0]
+        is_own = is_by_product or name in _SAVE_THEIR_OUTPUT or "attention" in name
+        return last if is_own else last + 1
+
+    def saved(self, value: Value, node: int) -> None:
+        """Note that autograd saves a value for the backward of op `node`, which may be the next."""
+        while len(self._saves) <= node:
+            self._saves.append({})
+        number = self.number(value)
+        self._saves[node][number] = None
+        self._saved.add(number)
+
+    def needs_workspace(self, node: int, nbytes: int) -> None:
+        """Note that the backward of an op takes more memory: what an inner region recomputes."""
+        self._workspace[node] = self._workspace.get(node, 0) + nbytes
+
+    def nbytes(self, value: Value) -> int:
+        return self._values[self.number(value)].nbytes
+
+    def pin(self, value: Value) -> None:
+        """Note that a value is kept whatever the plan: the program has marked it."""
+        self._pinned.add(self.number(value))
+
+    # -- backward ----------------------------------------------------------------------------------
+
+    def end_forward(self) -> None:
+        self._is_forward = False
+
+    def used(self, node: int) -> None:
+        """Note that the backward of an op asked for what it saved."""
+        self._used.setdefault(node)
+
+    # -- the result --------------------------------------------------------------------------------
+
+    def trace(self, seconds: list[float] | None = None) -> Trace:
+        """Return the trace, with seconds of several passes if given; equal ops get equal ones."""
+        smoothed = _smoothed([op.key for op in self._ops], seconds or self._seconds)
+        paths = module_paths()
+        ops = tuple(
+            TracedOp(
+                name=str(op.func),
+                reads=op.reads,
+                makes=op.makes,
+                seconds=smoothed[number],
+                place=describe(op.place, with_module=False),
+                module=op.module_path(paths),
+                saves=tuple(self._saves[number]),
+                workspace_bytes=self._workspace.get(number, 0),
+            )
+            for number, op in enumerate(self._ops)
+        )
+        used = tuple(node for node in self._used if node < len(ops))
+        return Trace(ops, tuple(self._finished()), used=used)
+
+    @property
+    def seconds(self) -> list[float]:
+        """The seconds of every op."""
+        return self._seconds
+
+    @property
+    def keys(self) -> list[Key]:
+        """What every op is known by: the op, the shapes that it read, the bytes that it made."""
+        return [op.key for op in self._ops]
+
+    def _finished(self) -> Iterable[TracedValue]:
+        for number, value in enumerate(self._values):
+            is_pinned = number in self._pinned and value.kind is Kind.COMPUTED
+            yield TracedValue(
+                value.nbytes,
+                value.made_by,
+                value.overwrites,
+                Kind.FIXED if is_pinned else value.kind,
+                value.requires_grad,
+                self._freed.get(number),
+                value.name,
+            )
+
+    def died(self, number: int) -> None:
+        if self._is_forward:
+            self._freed[number] = max(len(self._ops) - 1, 0)
+            if number not in self._saved and self._values[number].overwrites is None:
+                self.plain_bytes -= self._values[number].nbytes
+
+
+def _died(tracer: ref[Tracer], number: int, _: Any) -> None:
+    tracing = tracer()
+    if tracing is not None:
+        tracing.died(number)
+
+
+class _Noted(NamedTuple):
+    """An op without its operands, which it would keep alive."""
+
+    func: Any
+    place: Place
+    key: Key
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+
+    def module_path(self, paths: Mapping[int, str]) -> str:
+        module = None if self.place[2] is None else self.place[2]()
+        return "" if module is None else paths.get(id(module), type(module).__name__)
+
+
+def key_of(op: Op, made: Made) -> Key:
+    """Return what an op is known by when the same program runs again."""
+    shapes = tuple(read.size for read in op.reads)
+    return op.traits.func, shapes, tuple(nbytes_of(tensor) for _, tensor in made)
+
+
+def _smoothed(keys: list[Key], seconds: list[float]) -> list[float]:
+    """Return the lower median of the seconds of all ops with the same key, for each op."""
+    groups: dict[Key, list[float]] = {}
+    for key, taken in zip(keys, seconds, strict=True):
+        groups.setdefault(key, []).append(taken)
+    medians = {key: sorted(taken)[(len(taken) - 1) // 2] for key, taken in groups.items()}
+    return [medians[key] for key in keys]
