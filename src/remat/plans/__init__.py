@@ -1,1 +1,18 @@
-"""Pure planning over traces: what to keep and what to compute again."""
+"""Pure planning over traces: what to keep of a recorded pass, and what to compute again."""
+
+from .plan import Plan, Stage
+from .simulate import Alive, Moment, Simulation, simulate
+from .trace import Kind, Op, Trace, Value
+
+__all__ = [
+    "Alive",
+    "Kind",
+    "Moment",
+    "Op",
+    "Plan",
+    "Simulation",
+    "Stage",
+    "Trace",
+    "Value",
+    "simulate",
+]

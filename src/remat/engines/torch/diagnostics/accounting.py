@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from weakref import ref
 
@@ -29,12 +30,12 @@ _numbers = itertools.count()
 class ObservedTensor(SavedTensor):
     """A saved tensor that tells when it is released, and when its tensor is there."""
 
-    __slots__ = ("held_key", "observer", "plain_key", "traced")
+    __slots__ = ("held_key", "observer", "plain_key", "traced_op")
 
     def __init__(self, operand: Operand, region: Region, observer: Accounting) -> None:
         super().__init__(operand, region)
         self.observer = observer
-        self.traced = -1  # its number in the trace
+        self.traced_op = -1  # the number of the op that it was saved for
         self.plain_key: int | None = None  # the memory that a plain pass holds for it, if any
         self.held_key: int | None = None  # the memory that is held for it now, if any
 
@@ -50,7 +51,7 @@ class Accounting:
         self._ops: list[trace.Op] = []
         self._values: list[trace.Value] = []
         self._traced: dict[Value, int] = {}  # numbers of values, as long as the region is open
-        self._saved: list[int] = []
+        self._saves: dict[int, dict[int, None]] = {}  # by op
         self._used: list[int] = []
         self._inputs: list[int] = []  # what the region starts from
         self._alive = 0  # saved tensors
@@ -78,7 +79,7 @@ class Accounting:
                     nbytes=nbytes_of(tensor),
                     made_by=len(self._ops),
                     overwrites=None if before is None else self._number(before),
-                    fixed=value.held is not None,
+                    kind=trace.Kind.COMPUTED if value.held is None else trace.Kind.FIXED,
                 )
             )
         makes = tuple(self._traced[value] for value, _ in made)
@@ -91,8 +92,10 @@ class Accounting:
             number = self._traced[value] = len(self._values)
             held = value.held
             nbytes = 0 if held is None else nbytes_of(held.tensor)
-            self._values.append(trace.Value(nbytes, fixed=value.is_external))
-            if value.origin is Origin.PARAMETER and held is not None:
+            is_parameter = value.origin is Origin.PARAMETER
+            kind = trace.Kind.PARAMETER if is_parameter else trace.Kind.INPUT
+            self._values.append(trace.Value(nbytes, kind=kind))
+            if is_parameter and held is not None:
                 self._expect_gradient(held.tensor)
         return number
 
@@ -116,8 +119,7 @@ class Accounting:
 
     def saved(self, saved: ObservedTensor, tensor: Tensor) -> None:
         """Autograd has got a saved tensor."""
-        saved.traced = self._number(saved.value)
-        self._saved.append(saved.traced)
+        saved.traced_op = self._note_saved(self._number(saved.value))
         if saved.value.is_leaf:
             return
         saved.plain_key = _key(tensor)
@@ -125,6 +127,18 @@ class Accounting:
             watcher.would_hold(saved.plain_key, nbytes_of(tensor))
         if saved.tensor is not None or saved.value.held is not None:
             self.got(saved, tensor)
+
+    def _note_saved(self, value: int) -> int:
+        """Return the op that a value is saved for: the last, if it made it; else the next.
+
+        Autograd saves inputs before an op runs and results after it. What the last op has made and
+        autograd saves once counts as its result.
+        """
+        last = len(self._ops) - 1
+        is_result = self._values[value].made_by == last
+        op = last if is_result and value not in self._saves.get(last, {}) else last + 1
+        self._saves.setdefault(op, {})[value] = None
+        return op
 
     def closed(self, region: Region) -> None:
         """The region is at its end: tell what it did, and what it holds to start from."""
@@ -153,7 +167,7 @@ class Accounting:
 
     def used(self, saved: ObservedTensor) -> None:
         """Autograd has asked for a tensor."""
-        self._used.append(saved.traced)
+        self._used.append(saved.traced_op)
 
     def released(self, saved: ObservedTensor) -> None:
         """Autograd has released a saved tensor."""
@@ -190,9 +204,11 @@ class Accounting:
         self._tell_trace()
 
     def _tell_trace(self) -> None:
-        told = trace.Trace(
-            tuple(self._ops), tuple(self._values), tuple(self._saved), tuple(self._used)
-        )
+        ops = [
+            replace(op, saves=tuple(self._saves.get(number, ())))
+            for number, op in enumerate(self._ops)
+        ]
+        told = trace.Trace(tuple(ops), tuple(self._values), tuple(self._used))
         for watcher, number in self._watchers:
             watcher.traced(number, told)
 

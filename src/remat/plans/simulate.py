@@ -1,0 +1,363 @@
+"""The judge of plans: runs a plan on numbers, and says what is held when and what runs again.
+
+It shares no code with the planners. The rules:
+
+- Forward: a value lives as long as the program refers to it, and beyond if the plan keeps it and
+  backward needs it. What belongs to the caller is always there and not counted. What cannot be
+  computed again and is needed is kept.
+- Backward: in the node of an op its saved values, the gradients of its results and of what it
+  reads, and its workspace are alive. A gradient lives from the first node that adds to it up to the
+  node of the op that made its value; that of a parameter in the nodes that make it only.
+- Recomputation: see `plan.py`. What is between is freed after its last use in the same replay, and
+  what is recomputed for a stage after its last use in the stage, unless the stage holds it on. What
+  is kept or held on is freed when nothing needs it any more.
+- An in-place op takes over the memory that it writes to, unless what was there is still needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from .check import check_plan, check_trace
+from .plan import Plan, Stage
+from .trace import Kind, Op, Trace
+
+__all__ = ["Alive", "Moment", "Simulation", "simulate", "simulate_plain"]
+
+Phase = Literal["forward", "recompute", "backward"]
+
+
+class Moment(NamedTuple):
+    """What was held while an op, or its backward, ran."""
+
+    phase: Phase
+    op: int
+    nbytes: int
+
+
+class Alive(NamedTuple):
+    """Something that is held: a value, the gradient of one, or the workspace of a backward."""
+
+    what: Literal["value", "gradient", "workspace"]
+    number: int  # of the value; of the op for a workspace
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Simulation:
+    """What a plan takes: the peak, what is alive there, memory over time, and what runs again."""
+
+    peak_bytes: int
+    extra_seconds: float
+    peak: Moment
+    alive: tuple[Alive, ...]  # at the peak, the largest first
+    memory: tuple[Moment, ...]
+    recomputed: tuple[tuple[int, ...], ...]  # the ops of each stage's recomputation
+    kept_bytes: int  # between forward and backward
+
+    def __repr__(self) -> str:
+        return (
+            f"Simulation(peak_bytes={self.peak_bytes}, extra_seconds={self.extra_seconds!r}, "
+            f"peak={self.peak})"
+        )
+
+
+def simulate(trace: Trace, plan: Plan) -> Simulation:
+    """Run a plan on numbers.
+
+    >>> from remat.plans import Kind, Op, Plan, Trace, Value, simulate
+    >>> values = [Value(8, kind=Kind.INPUT)]
+    >>> values += [Value(8, made_by=i, freed_after=i + 1) for i in range(2)]
+    >>> values += [Value(8, made_by=2)]
+    >>> ops = [Op("sin", (i,), (i + 1,), 0.5, saves=(i,)) for i in range(3)]
+    >>> trace = Trace(tuple(ops), tuple(values))
+    >>> simulate(trace, Plan(keep=frozenset({1, 2}))).extra_seconds
+    0.0
+    >>> simulate(trace, Plan(keep=frozenset())).extra_seconds
+    1.0
+    """
+    check_trace(trace)
+    check_plan(trace, plan)
+    return _Run(trace, _Logic(trace, plan)).run()
+
+
+def simulate_plain(trace: Trace) -> Simulation:
+    """Run a pass that keeps all that autograd saves."""
+    return simulate(trace, Plan(frozenset(trace.saved)))
+
+
+# -- what is recomputed when -------------------------------------------------------------------
+#
+# A node at position p of backward has two times: its replay, if it starts one, is at 2p, and it
+# runs at 2p + 1.
+
+
+@dataclass(slots=True)
+class _Stay:
+    """A value that is there for a while, because it is kept, held on, or recomputed for a stage."""
+
+    until: float  # when it may be freed: never, or after its last use in a stage
+    last_use: int = -1
+
+
+@dataclass(slots=True)
+class _Replay:
+    ops: list[int]
+    remade: set[int]  # what it makes that was not there
+    last_read: dict[int, int]  # the last op of the replay that reads what it has remade
+    stays: dict[int, _Stay]  # what it makes and is still there afterwards
+
+
+class _Logic:
+    """Follows backward without looking at memory: which values are there, and which are used."""
+
+    def __init__(self, trace: Trace, plan: Plan) -> None:
+        self._trace = trace
+        self._stages = plan.stages
+        self.order = trace.backward_order
+        self._stage_of = _stage_numbers(plan.stages, len(trace.ops))
+        self._uses = self._uses_by_stage()
+        fixed = {n for n, value in enumerate(trace.values) if value.kind is Kind.FIXED}
+        self.kept = {n: _Stay(math.inf) for n in plan.keep | fixed if not self._is_external(n)}
+        self._there = dict(self.kept)
+        self.replays: dict[int, _Replay] = {}  # by position
+        self.recomputed: list[tuple[int, ...]] = [() for _ in plan.stages]
+        for position in range(len(self.order)):
+            self._go_through(position)
+
+    def _uses_by_stage(self) -> list[dict[int, int]]:
+        """Return for each stage the values that its nodes use, with the position of the last."""
+        uses: list[dict[int, int]] = [{} for _ in self._stages]
+        for position, op in enumerate(self.order):
+            for value in self._trace.ops[op].saves:
+                uses[self._stage_of[op]][value] = position
+        return uses
+
+    def _go_through(self, position: int) -> None:
+        op = self.order[position]
+        saves = [value for value in self._trace.ops[op].saves if not self._is_external(value)]
+        if not all(self._is_there(value, 2 * position) for value in saves):
+            self._replay(position, self._stage_of[op])
+        for value in saves:
+            self._there[value].last_use = 2 * position + 1
+
+    def _is_external(self, number: int) -> bool:
+        return self._trace.values[number].kind.is_external
+
+    def _is_there(self, number: int, time: int) -> bool:
+        stay = self._there.get(number)
+        return self._is_external(number) or (stay is not None and stay.until >= time)
+
+    def _replay(self, position: int, stage: int) -> None:
+        time = 2 * position
+        wanted = {v: 2 * p + 1 for v, p in self._uses[stage].items() if p >= position}
+        missing = [value for value in wanted if not self._is_there(value, time)]
+        ops = self._closure(missing, time)
+        made = {value for op in ops for value in self._trace.ops[op].makes}
+        replay = _Replay(ops, {v for v in made if not self._is_there(v, time)}, {}, {})
+        self._note_reads(replay, time)
+        for value in replay.remade & self._stages[stage].hold:
+            replay.stays[value] = _Stay(math.inf)
+        for value in missing:
+            replay.stays.setdefault(value, _Stay(wanted[value]))
+        self._there |= replay.stays
+        for value, last in wanted.items():  # also what is there for another stage, for now
+            if not self._is_external(value):
+                self._there[value].until = max(self._there[value].until, last)
+        self.replays[position] = replay
+        self.recomputed[stage] = tuple(ops)
+
+    def _note_reads(self, replay: _Replay, time: int) -> None:
+        for op in replay.ops:
+            for read in self._trace.ops[op].reads:
+                if read in replay.remade:
+                    replay.last_read[read] = op
+                elif not self._is_external(read):
+                    self._there[read].last_use = time
+
+    def _closure(self, missing: Iterable[int], time: int) -> list[int]:
+        """Return the ops that make the missing values from what is there, in forward order."""
+        ops: set[int] = set()
+        todo = list(missing)
+        while todo:
+            maker = self._trace.values[todo.pop()].made_by
+            assert maker is not None  # what no op makes belongs to the caller, so it is there
+            if maker not in ops:
+                ops.add(maker)
+                reads = self._trace.ops[maker].reads
+                todo += [read for read in reads if not self._is_there(read, time)]
+        return sorted(ops)
+
+
+def _stage_numbers(stages: tuple[Stage, ...], ops: int) -> list[int]:
+    numbers: list[int] = []
+    for number, stage in enumerate(stages):
+        end = stages[number + 1].first_op if number + 1 < len(stages) else ops
+        numbers += [number] * (end - stage.first_op)
+    return numbers
+
+
+# -- what is held when -------------------------------------------------------------------------
+
+
+class _Memory:
+    """Adds up what is held."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.moments: list[Moment] = []
+        self.peak = Moment("forward", 0, 0)
+        self._changes: list[tuple[Alive, int]] = []
+        self._changes_at_peak = 0
+
+    def add(self, thing: Alive) -> None:
+        self.total += thing.nbytes
+        self._changes.append((thing, 1))
+
+    def remove(self, thing: Alive) -> None:
+        self.total -= thing.nbytes
+        self._changes.append((thing, -1))
+
+    def note(self, phase: Phase, op: int) -> None:
+        moment = Moment(phase, op, self.total)
+        self.moments.append(moment)
+        if moment.nbytes > self.peak.nbytes:
+            self.peak = moment
+            self._changes_at_peak = len(self._changes)
+
+    def alive_at_peak(self) -> tuple[Alive, ...]:
+        counts: Counter[Alive] = Counter()
+        for thing, change in self._changes[: self._changes_at_peak]:
+            counts[thing] += change
+        alive = (thing for thing in counts.elements() if thing.nbytes)
+        return tuple(sorted(alive, key=lambda thing: (-thing.nbytes, thing)))
+
+
+class _Run:
+    """Carries a plan out on numbers."""
+
+    def __init__(self, trace: Trace, logic: _Logic) -> None:
+        self._trace = trace
+        self._logic = logic
+        self._memory = _Memory()
+        self._resident: dict[int, Alive] = {}  # values that the program or the plan holds
+        self._gradients: dict[int, Alive] = {}
+
+    def run(self) -> Simulation:
+        self._forward()
+        kept_bytes = self._memory.total
+        self._backward()
+        seconds = [self._trace.ops[op].seconds for ops in self._logic.recomputed for op in ops]
+        return Simulation(
+            peak_bytes=self._memory.peak.nbytes,
+            extra_seconds=math.fsum(seconds),
+            peak=self._memory.peak,
+            alive=self._memory.alive_at_peak(),
+            memory=tuple(self._memory.moments),
+            recomputed=tuple(self._logic.recomputed),
+            kept_bytes=kept_bytes,
+        )
+
+    def _is_kept(self, number: int) -> bool:
+        stay = self._logic.kept.get(number)
+        return stay is not None and stay.last_use >= 0
+
+    # -- forward --
+
+    def _forward(self) -> None:
+        freed: dict[int, list[int]] = {}
+        for number, about in enumerate(self._trace.values):
+            if about.freed_after is not None:
+                freed.setdefault(about.freed_after, []).append(number)
+        for number, op in enumerate(self._trace.ops):
+            for made in op.makes:
+                self._make(made)
+            self._memory.note("forward", number)
+            for value in freed.get(number, ()):
+                if value in self._resident and not self._is_kept(value):
+                    self._release(value)
+
+    def _make(self, number: int) -> None:
+        before = self._trace.values[number].overwrites
+        nbytes = self._trace.values[number].nbytes
+        if before is not None and not self._is_kept(before):
+            if before in self._resident:
+                self._release(before)
+            elif self._trace.values[before].kind.is_external and not self._is_kept(number):
+                nbytes = 0  # it is in the caller's memory
+        self._hold(number, Alive("value", number, nbytes))
+
+    def _hold(self, number: int, thing: Alive) -> None:
+        self._resident[number] = thing
+        self._memory.add(thing)
+
+    def _release(self, number: int) -> None:
+        self._memory.remove(self._resident.pop(number))
+
+    # -- backward --
+
+    def _backward(self) -> None:
+        freed: dict[int, list[int]] = {}
+        for value, stay in self._logic.kept.items():
+            if self._is_kept(value) and self._trace.values[value].freed_after is not None:
+                freed.setdefault(stay.last_use, []).append(value)
+        for position, number in enumerate(self._logic.order):
+            replay = self._logic.replays.get(position)
+            if replay is not None:
+                self._replay(replay, 2 * position, freed)
+            self._node(self._trace.ops[number], number)
+            for value in freed.get(2 * position + 1, ()):
+                self._release(value)
+
+    def _replay(self, replay: _Replay, time: int, freed: dict[int, list[int]]) -> None:
+        local: dict[int, Alive] = {}
+        for number in replay.ops:
+            for made in self._trace.ops[number].makes:
+                self._remake(made, number, replay, local)
+            self._memory.note("recompute", number)
+            op = self._trace.ops[number]
+            for value in dict.fromkeys((*op.reads, *op.makes)):
+                if value in local and self._is_done(value, number, replay):
+                    self._memory.remove(local.pop(value))
+        for value, stay in replay.stays.items():
+            thing = local.pop(value)
+            if stay.last_use > time:
+                self._resident[value] = thing
+                freed.setdefault(stay.last_use, []).append(value)
+            else:  # held on for nothing
+                self._memory.remove(thing)
+        for value in freed.get(time, ()):
+            self._release(value)
+
+    def _remake(self, made: int, op: int, replay: _Replay, local: dict[int, Alive]) -> None:
+        before = self._trace.values[made].overwrites
+        if before is not None and before in local and self._is_done(before, op, replay):
+            self._memory.remove(local.pop(before))
+        thing = local[made] = Alive("value", made, self._trace.values[made].nbytes)
+        self._memory.add(thing)
+
+    def _is_done(self, value: int, op: int, replay: _Replay) -> bool:
+        return value not in replay.stays and replay.last_read.get(value, -1) <= op
+
+    def _node(self, op: Op, number: int) -> None:
+        only_here = [Alive("workspace", number, op.workspace_bytes)]
+        for value in dict.fromkeys((*op.makes, *op.reads)):
+            about = self._trace.values[value]
+            gradient = Alive("gradient", value, about.nbytes)
+            if about.requires_grad and about.kind is Kind.PARAMETER:
+                only_here.append(gradient)
+            elif about.requires_grad and value not in self._gradients:
+                self._gradients[value] = gradient
+                self._memory.add(gradient)
+        for thing in only_here:
+            self._memory.add(thing)
+        self._memory.note("backward", number)
+        for thing in only_here:
+            self._memory.remove(thing)
+        for made in op.makes:
+            if made in self._gradients:
+                self._memory.remove(self._gradients.pop(made))
