@@ -82,6 +82,15 @@ class ScopeEngine(Protocol):
     def name_tensor(self, tensor: Any, name: str) -> Any:
         """Give a tensor a name for policies and reports; return it."""
 
+    def Budget(self, budget: int | float | str, planner: Any, *, share: float = 1.0) -> Any:
+        """Return what keeps passes within a budget; `planner` makes plans of traces."""
+
+    def enter_budget(self, budget: Any) -> None:
+        """Begin passes within a budget; `budget.end()` ends them."""
+
+    def set_budget(self, model: Any, budget: int | float | str | None, planner: Any) -> Any:
+        """Let the forward pass of a model keep to a budget; return the model."""
+
 
 # The array type that tells a framework, looked up only if the framework has been imported.
 _FOREIGN = {"torch": "Tensor", "jax": "Array"}

@@ -1,6 +1,8 @@
 """The PyTorch engine: record ops, forget what they made, and replay them on the way back."""
 
 from .arrays import TorchArrays
+from .budget.forward import set_budget
+from .budget.manager import Budget, enter_budget
 from .diagnostics.verify import verify
 from .gradient import value_and_grad
 from .loop import run_loop, run_while
@@ -10,9 +12,11 @@ from .segment import checkpoint_tensor, is_marked, mark, name_tensor, run_segmen
 
 __all__ = [
     "ARRAYS",
+    "Budget",
     "checkpoint_tensor",
     "checkpointed_module",
     "close_scope",
+    "enter_budget",
     "is_marked",
     "mark",
     "name_tensor",
@@ -20,6 +24,7 @@ __all__ = [
     "run_loop",
     "run_segment",
     "run_while",
+    "set_budget",
     "value_and_grad",
     "verify",
 ]

@@ -118,9 +118,7 @@ def replay(
     values = dict(given)
     began = time.perf_counter() if observer is not None else 0.0
     uses = needed.uses
-    for value in holds:
-        if value in uses:
-            uses[value] += 1  # so that nobody writes to it
+    uses |= {value: uses[value] + 1 for value in holds if value in uses}  # nobody writes to it
     for op, makes in needed.ops:
         try:
             _run(op, makes, values, uses, given)
@@ -132,10 +130,9 @@ def replay(
                 f"{source_location.describe(op.place)}."
             )
             raise
-        if holds:
-            for value in makes:
-                if value in holds and value.held is None:
-                    hold(value, values[value])
+        for value in holds and makes:
+            if value in holds and value.held is None:
+                hold(value, values[value])
         for value in op.reads:
             if uses[value] == 1:
                 values.pop(value, None)

@@ -40,6 +40,12 @@ class Planned:
         """Whether nothing is recomputed."""
         return not self.plan.extra_seconds and not any(stage.hold for stage in self.plan.stages)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether it will be followed as it is: nothing is recomputed, and by a good margin."""
+        margin = self.plan.memory_budget or 0
+        return self.passes > 0 and self.keeps_all and self.plan.peak_bytes <= 0.9 * margin
+
     def stage_of(self, op: int) -> int:
         return max(bisect_right(self.starts, op) - 1, 0)
 

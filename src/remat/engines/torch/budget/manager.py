@@ -5,24 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
 
-from ....errors import BudgetTooSmallError
-from ....plans import Plan, Trace, plan_trace
+from ....errors import BudgetTooSmallError, UnsupportedError
+from ....plans import Plan, Trace
 from ....sizes import format_bytes, parse_budget
-from ..modes import changing_mode
+from ..memory.uncounted_writes import on_optimizer_step
+from ..modes import changing_mode, why_it_counts
 from ..recording.recorder import Recorder, recorder_of_this_thread
 from ..segment import refuse_transforms
 from .following import Follower, Planned
 from .passes import BudgetedPass, PassRegion
 
-__all__ = ["Budget", "PassReport"]
+__all__ = ["Budget", "PassReport", "Planner", "enter_budget", "run_within"]
 
-_FORWARD_SHARE = 0.7  # of the budget is what an unplanned forward pass may hold: backward needs room
+Planner = Callable[[Trace, int], Plan]
+_FORWARD_SHARE = (
+    0.7  # of the budget is what an unplanned forward pass may hold: backward needs room
+)
 _REFINED = 1  # passes after which a plan is made again, with seconds of warm kernels
 _MANY = 32  # plans that are remembered
 
@@ -44,8 +49,9 @@ class PassReport:
 class Budget:
     """Keeps passes within a memory budget."""
 
-    def __init__(self, budget: int | float | str, *, share: float = 1.0) -> None:
+    def __init__(self, budget: int | float | str, planner: Planner, *, share: float = 1.0) -> None:
         self._budget = budget
+        self._planner = planner
         self._share = share  # of it that is planned for
         self.planned: list[Planned] = []  # the one that ran last comes first
         self.last: PassReport | None = None
@@ -54,6 +60,15 @@ class Budget:
         self._recorder: Recorder | None = None
         self._hooks: dict[int, Any] = {}  # of parameters
         self.meters_backward = False
+
+    def __reduce__(self) -> Any:
+        return partial(Budget, share=self._share), (self._budget, self._planner)
+
+    def __repr__(self) -> str:
+        given = self._budget
+        if isinstance(given, float):
+            return f"Budget({given:.0%} of a plain pass)"
+        return f"Budget({format_bytes(self._bytes(0))})"
 
     # -- a pass begins and ends --------------------------------------------------------------------
 
@@ -66,6 +81,8 @@ class Budget:
         refuse_transforms()
         self.meters_backward = meters_backward
         self._recorder = recorder_of_this_thread()
+        if meters_backward:
+            on_optimizer_step.append(self._stepped)
         self._pass = self._new_pass()
         self._region = PassRegion(self._pass)
         self._recorder.open(self._region)
@@ -80,6 +97,8 @@ class Budget:
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
+        if self._stepped in on_optimizer_step:
+            on_optimizer_step.remove(self._stepped)
         if recorder is None or region is None:
             return
         if failed:
@@ -92,6 +111,11 @@ class Budget:
             self._pass = self._new_pass()
             self._region.begin(self._pass)
 
+    def _stepped(self) -> None:
+        """An optimizer has made a step: what ran before it belongs to no pass."""
+        if self._recorder is recorder_of_this_thread():
+            self.restart()
+
     # -- what a pass asks (passes.Owner) -----------------------------------------------------------
 
     def room(self, plain_bytes: int) -> int:
@@ -103,9 +127,8 @@ class Budget:
 
     def expect_gradient(self, parameter: Tensor) -> None:
         if self.meters_backward and id(parameter) not in self._hooks:
-            hook = _Accumulated(ref(self))
-            register = parameter.register_post_accumulate_grad_hook
-            self._hooks[id(parameter)] = register(hook)
+            register: Any = parameter.register_post_accumulate_grad_hook
+            self._hooks[id(parameter)] = register(_Accumulated(ref(self)))
 
     def accumulated(self, parameter: Tensor) -> None:
         if self._pass is not None and parameter.grad is not None:
@@ -144,7 +167,7 @@ class Budget:
     def _plan_trace(self, trace: Trace) -> Plan:
         budget = self._bytes(trace.plain_peak)
         try:
-            return plan_trace(trace, int(budget * self._share))
+            return self._planner(trace, int(budget * self._share))
         except BudgetTooSmallError as error:
             raise self._too_small(error, budget) from None
 
@@ -182,6 +205,20 @@ class Budget:
                 ended.recomputed_ops,
                 ended.follows,
             )
+
+
+def enter_budget(budget: Budget) -> None:
+    """Begin passes within a budget; they end when backward passes do."""
+    recorder = recorder_of_this_thread()
+    if recorder.opened:
+        raise UnsupportedError(
+            "a CheckpointManager cannot be entered inside of a checkpointed region, scope or other "
+            "manager; put it around them: they are obeyed inside"
+        )
+    mode = changing_mode()
+    if mode is not None:
+        raise UnsupportedError(f"a CheckpointManager does not work here: {why_it_counts(mode)}")
+    budget.begin(meters_backward=True)
 
 
 class _Accumulated:

@@ -134,6 +134,7 @@ class BudgetedPass:
                 self._held_on.setdefault(stage, []).append(ref(value))
 
     def _keep(self, value: Value, tensor: Tensor) -> None:
+        value.companion = None  # a by-product does not go with what its op is run for
         if value.op is not None and value.held is None and not value.must_recompute:
             hold(value, alias(tensor))
             # Autograd counts a write when the op is done.
@@ -150,10 +151,7 @@ class BudgetedPass:
     def stage_of(self, node: int) -> Region:
         """Return the stage that the backward of an op belongs to."""
         planned = self.follower.current if self.follows else None
-        if planned is not None:
-            number = planned.stage_of(node)
-        else:
-            number = self._unplanned_stage()
+        number = self._unplanned_stage() if planned is None else planned.stage_of(node)
         stage = self._stages.get(number)
         if stage is None:
             stage = self._stages[number] = Region(f"stage {number}")
@@ -240,8 +238,8 @@ class BudgetedPass:
                 self.meter.add(tensor)
 
     def replaying(self, values: Mapping[Value, Tensor]) -> None:
-        for tensor in reversed(values.values()):  # the last ones are new
-            if not self.meter.add(tensor):
+        for value in reversed(list(values)):  # the last ones are new
+            if not self.meter.add(values[value]):
                 break
 
     def replayed(self, ops: list[NeededOp], seconds: float) -> None:
@@ -255,5 +253,3 @@ class BudgetedPass:
     def handed_over(self) -> None: ...
 
     def end_of_pass(self) -> None: ...
-
-

@@ -27,9 +27,37 @@ _passes = itertools.count()
 # Ops whose backward needs what they gave. It matters only for a value that one op made and the next
 # one reads: whose backward is it saved for?
 _SAVE_THEIR_OUTPUT = frozenset(
-    "exp expm1 exp2 tanh sigmoid relu sqrt rsqrt reciprocal tan sinh pow _softmax _log_softmax "
-    "logsumexp cumprod prod elu selu celu threshold hardtanh cholesky linalg_inv_ex linalg_qr "
-    "linalg_vector_norm norm softplus max_pool2d_with_indices".split()
+    [
+        "exp",
+        "expm1",
+        "exp2",
+        "tanh",
+        "sigmoid",
+        "relu",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "tan",
+        "sinh",
+        "pow",
+        "_softmax",
+        "_log_softmax",
+        "logsumexp",
+        "cumprod",
+        "prod",
+        "elu",
+        "selu",
+        "celu",
+        "threshold",
+        "hardtanh",
+        "cholesky",
+        "linalg_inv_ex",
+        "linalg_qr",
+        "linalg_vector_norm",
+        "norm",
+        "softplus",
+        "max_pool2d_with_indices",
+    ]
 )
 
 

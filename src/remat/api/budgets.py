@@ -1,0 +1,230 @@
+"""Automatic checkpointing under a memory budget."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from ..engines.compiling import is_compiling
+from ..engines.locate import engine_with_scopes
+from ..errors import UnsupportedError
+from ..plans import plan_trace
+from ..sizes import format_bytes, parse_budget
+from .scopes import CheckpointNode, CheckpointScope
+
+__all__ = ["CheckpointManager", "auto_checkpoint"]
+
+M = TypeVar("M")
+
+
+def auto_checkpoint(model: M, memory_budget: int | float | str | None) -> M:
+    """Let the forward pass of a model keep to a memory budget. Return the model.
+
+    The first pass is recorded and keeps to the budget by dropping what is cheap to recompute. From
+    then on a plan says which activations are kept, with the least recomputation that the budget
+    allows. Gradients stay bit for bit those of the plain model. The model is the same object as
+    before, with the same `state_dict` keys, type and hooks.
+
+    Args:
+        model: An `nn.Module`.
+        memory_budget: The peak bytes that a forward and backward pass may hold above the level at
+            which it began, the parameters' own `.grad` aside: an int, text such as "2GB", or a
+            float in (0, 1] as the fraction of what a plain pass would hold. None takes the budget
+            back.
+
+    Raises:
+        BudgetTooSmallError: At the end of the first forward pass, if no plan fits the budget. It
+            says which budget does.
+
+    >>> import torch, remat
+    >>> layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(4)]
+    >>> model = remat.auto_checkpoint(torch.nn.Sequential(*layers), memory_budget=0.6)
+    >>> for _ in range(3):
+    ...     model(torch.ones(512, 64)).sum().backward()
+    """
+    if memory_budget is not None:
+        _check_budget(memory_budget, "memory_budget")
+    result: M = engine_with_scopes().set_budget(model, memory_budget, plan_trace)
+    return result
+
+
+class CheckpointManager:
+    """Keeps the passes of a program within a memory budget.
+
+    Put it around one forward and backward pass, or around a whole training loop: an iteration ends
+    when its backward pass ends. Inside, marks and scopes are obeyed: what is marked is kept, what
+    is in a scope is recomputed as the scope says. The planner decides about the rest.
+
+    Args:
+        max_memory_mb: The memory in MB (of 10**6 bytes) that a pass may hold above the level at
+            which it began; `memory_threshold` of it is planned for.
+        memory_budget: The same as an int in bytes, as text such as "2GB", or as a fraction of a
+            plain pass; all of it is planned for.
+        memory_threshold: The share of `max_memory_mb` that is planned for.
+        auto_checkpoint: False leaves the choice to marks, scopes and `selective_checkpointing`.
+
+    >>> import torch, remat
+    >>> layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(4)]
+    >>> model = torch.nn.Sequential(*layers)
+    >>> with remat.CheckpointManager(memory_budget=0.6) as manager:
+    ...     for _ in range(3):
+    ...         model(torch.ones(512, 64)).sum().backward()
+    """
+
+    def __init__(
+        self,
+        max_memory_mb: float | None = None,
+        memory_budget: int | float | str | None = None,
+        memory_threshold: float = 0.8,
+        auto_checkpoint: bool = True,
+    ) -> None:
+        if max_memory_mb is not None and memory_budget is not None:
+            raise ValueError("give max_memory_mb or memory_budget, not both")
+        if not isinstance(auto_checkpoint, bool):
+            raise TypeError(f"auto_checkpoint is True or False, got {auto_checkpoint!r}")
+        if not _is_number(memory_threshold) or not 0 < memory_threshold <= 1:
+            raise ValueError(f"memory_threshold is a share in (0, 1], got {memory_threshold!r}")
+        if max_memory_mb is not None and (not _is_number(max_memory_mb) or max_memory_mb <= 0):
+            raise ValueError(f"max_memory_mb is a positive number, got {max_memory_mb!r}")
+        if memory_budget is not None:
+            _check_budget(memory_budget, "memory_budget")
+        if auto_checkpoint and max_memory_mb is None and memory_budget is None:
+            raise ValueError(
+                "a manager needs a budget: give max_memory_mb or memory_budget, or pass "
+                "auto_checkpoint=False to leave the choice to marks and scopes"
+            )
+        self.max_memory_mb = max_memory_mb
+        self.memory_budget = memory_budget
+        self.memory_threshold = memory_threshold
+        self.auto_checkpoint = auto_checkpoint
+        self._scopes: list[CheckpointScope] = []
+        self._budget: Any = None
+        self._entered = threading.local()
+
+    # -- around passes -----------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        if is_compiling():
+            raise UnsupportedError(
+                "CheckpointManager does not work inside of torch.compile; put it around the call "
+                "of the compiled function, or set the compiler's own activation_memory_budget"
+            )
+        if getattr(self._entered, "is_open", False):
+            raise RuntimeError("this CheckpointManager is entered already; leave it first")
+        if self.auto_checkpoint:
+            engine = engine_with_scopes()
+            if self._budget is None:
+                self._budget = engine.Budget(self._amount, plan_trace, share=self._share)
+            engine.enter_budget(self._budget)
+        self._entered.is_open = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not getattr(self._entered, "is_open", False):
+            raise RuntimeError("this CheckpointManager was not entered in this thread")
+        self._entered.is_open = False
+        if self._budget is not None:
+            self._budget.end(failed=error is not None)
+
+    @property
+    def _amount(self) -> int | float | str:
+        if self.max_memory_mb is not None:
+            return int(self.max_memory_mb * 10**6)
+        assert self.memory_budget is not None
+        return self.memory_budget
+
+    @property
+    def _share(self) -> float:
+        return self.memory_threshold if self.max_memory_mb is not None else 1.0
+
+    # -- scopes and nodes --------------------------------------------------------------------------
+
+    def register_scope(self, scope: CheckpointScope) -> None:
+        """Let the manager look after what a scope holds."""
+        if not isinstance(scope, CheckpointScope):
+            raise TypeError(f"scope is a CheckpointScope, got {type(scope).__name__}")
+        if scope not in self._scopes:
+            self._scopes.append(scope)
+
+    def unregister_scope(self, scope: CheckpointScope) -> None:
+        """Let go of a scope; what it holds stays held."""
+        if scope not in self._scopes:
+            raise ValueError(f"{scope!r} is not registered with this manager")
+        self._scopes.remove(scope)
+
+    def should_checkpoint(self, node: CheckpointNode) -> bool:
+        """Return whether a node has to be recomputed for all registered scopes to fit the budget.
+
+        With `auto_checkpoint=False`, or without a budget in bytes, it is as the node says.
+        """
+        limit = self._limit()
+        if not self.auto_checkpoint or limit is None:
+            return node.is_checkpoint
+        nodes = {id(other): other for other in [*self._nodes(), node]}
+        return id(node) in {id(chosen) for chosen in _to_drop(nodes.values(), limit)}
+
+    def selective_checkpointing(self, nodes: Iterable[CheckpointNode]) -> list[CheckpointNode]:
+        """Drop what some nodes hold, the largest first, until the rest fits the budget.
+
+        Return the nodes whose activations will be recomputed in backward.
+        """
+        limit = self._limit()
+        chosen = _to_drop(nodes, 0 if limit is None else limit)
+        for node in chosen:
+            node.is_checkpoint = True
+            node.clear_saved_activations()
+        return chosen
+
+    def clear_all_checkpoints(self) -> None:
+        """Drop what the registered scopes hold and can recompute."""
+        for node in self._nodes():
+            node.clear_saved_activations()
+
+    def _nodes(self) -> list[CheckpointNode]:
+        return [node for scope in self._scopes for node in scope.nodes]
+
+    def _limit(self) -> int | None:
+        if self.max_memory_mb is None and isinstance(self.memory_budget, float | None):
+            return None
+        return int(parse_budget(self._amount, whole=0) * self._share)
+
+    def __repr__(self) -> str:
+        if self.max_memory_mb is None and self.memory_budget is None:
+            return "CheckpointManager(auto_checkpoint=False)"
+        amount = self._amount
+        text = f"{amount:.0%}" if isinstance(amount, float) else format_bytes(self._limit() or 0)
+        return f"CheckpointManager({text}, auto_checkpoint={self.auto_checkpoint})"
+
+
+def _to_drop(nodes: Iterable[CheckpointNode], limit: int) -> list[CheckpointNode]:
+    """Return the nodes to drop, the largest first, so that the others hold at most `limit`."""
+    sizes = [(sum(_nbytes(a) for a in node.saved_activations), node) for node in nodes]
+    held = sum(nbytes for nbytes, _ in sizes)
+    chosen = []
+    for nbytes, node in sorted(sizes, key=lambda pair: -pair[0]):
+        if held <= limit or not nbytes:
+            break
+        chosen.append(node)
+        held -= nbytes
+    return chosen
+
+
+def _nbytes(array: Any) -> int:
+    return int(array.nbytes)
+
+
+def _check_budget(value: Any, name: str) -> None:
+    if isinstance(value, int) and not isinstance(value, bool) and value == 0:
+        raise ValueError(f"{name} is 0: nothing can be held; give at least some bytes")
+    parse_budget(value, whole=1, name=name)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

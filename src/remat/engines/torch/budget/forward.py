@@ -1,0 +1,90 @@
+"""Models whose forward pass keeps to a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from .... import trees
+from ....errors import UnsupportedError
+from ..backend import never_compiled
+from .manager import Budget, Planner, run_within
+
+__all__ = ["BudgetedForward", "budgeted_forward_of", "set_budget"]
+
+
+class BudgetedForward:
+    """The forward of a module within a memory budget.
+
+    It is an attribute of the module, in front of its class's method: the module stays the same
+    object of the same class. Copies and pickles of the module keep to the budget, too, and make
+    plans of their own.
+    """
+
+    def __init__(self, forward: Callable[..., Any], budget: Budget) -> None:
+        self.__wrapped__ = forward
+        self.budget = budget
+        self._plain: set[Any] = set()  # inputs for which nothing has to be recomputed
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        budget = self.budget
+        key = _shapes(args, kwargs)
+        if key in self._plain or not budget.can_begin():
+            return self.__wrapped__(*args, **kwargs)
+        result = run_within(budget, self.__wrapped__, args, kwargs)
+        if budget.planned and budget.planned[0].is_settled:
+            self._plain.add(key)
+        return result
+
+    def __reduce__(self) -> Any:
+        return BudgetedForward, (self.__wrapped__, self.budget)
+
+    def __repr__(self) -> str:
+        return f"<forward within {self.budget!r}>"
+
+
+def set_budget(
+    module: nn.Module, memory_budget: int | float | str | None, planner: Planner
+) -> nn.Module:
+    """Let the forward pass of a module keep to a budget; None takes that back."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"model is a torch.nn.Module, got {type(module).__name__}")
+    if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise UnsupportedError(
+            f"a budget is for the model inside of {type(module).__name__}: call "
+            "auto_checkpoint(model, ...) before wrapping it"
+        )
+    current = module.__dict__.get("forward")
+    if isinstance(current, BudgetedForward):
+        forward: Any = current.__wrapped__
+        if getattr(forward, "__self__", None) is module and hasattr(forward, "__func__"):
+            del module.__dict__["forward"]  # the method of its class is there again
+        else:
+            module.__dict__["forward"] = forward
+    if memory_budget is not None:
+        module.__dict__["forward"] = BudgetedForward(module.forward, Budget(memory_budget, planner))
+    return module
+
+
+def budgeted_forward_of(module: nn.Module) -> BudgetedForward | None:
+    """Return the forward of a module, if it keeps to a budget."""
+    forward = module.__dict__.get("forward")
+    return forward if isinstance(forward, BudgetedForward) else None
+
+
+def _shapes(args: Any, kwargs: Any) -> Any:
+    """Return what tells calls apart: shapes and types of tensors, and all other values."""
+    leaves, structure = trees.flatten((args, kwargs))
+    return structure, tuple(
+        (leaf.shape, leaf.dtype, leaf.requires_grad)
+        if isinstance(leaf, Tensor)
+        else leaf
+        if isinstance(leaf, int | float | str | bool | None)
+        else type(leaf)
+        for leaf in leaves
+    )
+
+
+never_compiled(BudgetedForward.__call__)
