@@ -1,13 +1,17 @@
 """Every Python block of the README and the docs runs and prints what its comments say."""
 
+import importlib
+import json
 import re
 import runpy
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GENERATED = ROOT / "docs" / "benchmarks.md"
+PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md")} - {GENERATED})]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
@@ -34,3 +38,71 @@ def test_the_python_blocks_of_a_page_print_what_they_say(
 def test_an_example_runs(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out
+
+
+# -- what is generated -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("benchmarks.tables")
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("benchmarks.pictures")
+
+
+def test_the_page_of_benchmarks_is_what_the_results_say(tables: ModuleType) -> None:
+    """If it differs, run `python -m benchmarks.tables`."""
+    assert GENERATED.read_text() == tables.benchmarks_page()
+
+
+def test_the_table_of_the_readme_is_what_the_results_say(tables: ModuleType) -> None:
+    """If it differs, run `python -m benchmarks.tables`."""
+    readme = (ROOT / "README.md").read_text()
+    assert readme == tables.readme_with_table(readme)
+    table = readme.partition(tables.BEGIN)[2].partition(tables.END)[0]
+    assert len(table.strip().splitlines()) - 2 <= 10
+
+
+def test_every_measured_value_is_on_the_page(tables: ModuleType) -> None:
+    page = GENERATED.read_text()
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        for result in json.loads(path.read_text())["results"]:
+            assert f"| {result['name']} |" in page
+
+
+def test_a_readme_without_a_place_for_the_table_is_an_error(tables: ModuleType) -> None:
+    with pytest.raises(ValueError, match="no lines"):
+        tables.readme_with_table("# remat")
+
+
+def test_the_picture_is_what_the_trace_gives(pictures: ModuleType) -> None:
+    """If it differs, run `python -m benchmarks.pictures`."""
+    assert pictures.PICTURE.read_text() == pictures.memory_picture()
+    assert pictures.PICTURE.stat().st_size < 60_000
+
+
+# -- links and folders -----------------------------------------------------------------------------
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+    }
+
+
+@pytest.mark.parametrize("page", [*PAGES, GENERATED], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    prose = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)]+)\)", prose):
+        if link.startswith("http"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in _anchors(target), link
