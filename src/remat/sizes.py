@@ -17,6 +17,8 @@ _TEXT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 def parse_bytes(value: int | str, *, name: str = "bytes") -> int:
     """Read a number of bytes: an int, or text with a decimal or binary unit.
 
+    Without a unit it is a whole number: "0.1" is more likely a fraction of something.
+
     >>> parse_bytes("2GB"), parse_bytes("512MiB"), parse_bytes(4096)
     (2000000000, 536870912, 4096)
     """
@@ -30,6 +32,10 @@ def parse_bytes(value: int | str, *, name: str = "bytes") -> int:
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
         raise ValueError(f'{name} is a number with a unit such as "64MB" or "2GiB", got {value!r}')
+    if unit == 1 and not match[1].isdigit():
+        raise ValueError(
+            f'{name} is a whole number of bytes, or has a unit such as "64MB", got {value!r}'
+        )
     return math.floor(Fraction(match[1]) * unit)  # exact: floats would lose the last bytes
 
 

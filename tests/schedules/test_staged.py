@@ -59,9 +59,9 @@ def test_with_parts_of_one_block_no_step_runs_more_than_twice(steps: int, block:
 @pytest.mark.parametrize("block", range(1, 8))
 @pytest.mark.parametrize("part", range(1, 8))
 def test_it_stays_inside_its_peak(part: int, block: int) -> None:
-    for steps, slots, sizes in itertools.product(range(12), (1, 2), UNLIKE):
-        schedule = Staged(steps, part, block, slots)
-        assert simulate(schedule, steps, sizes=sizes).peak_memory <= schedule.peak(sizes)
+    for length, slots, sizes in itertools.product(range(12), (1, 2), UNLIKE):
+        schedule = Staged(length, part, block, slots)
+        assert simulate(schedule, length, sizes=sizes).peak_memory <= schedule.peak(sizes)
 
 
 @pytest.mark.parametrize(("part", "block"), [(2, 3), (2, 9), (4, 5), (5, 5)])

@@ -13,7 +13,7 @@ from ..sizes import format_bytes
 from .ledger import RegionTotals
 from .memory import MeasuredPass
 
-__all__ = ["Unit", "comparison_table", "plan_table", "profile_table"]
+__all__ = ["Unit", "comparison_table", "counted", "plan_table", "profile_table"]
 
 
 Unit = Literal["bytes", "states"]
@@ -25,20 +25,20 @@ def plan_table(plan: LoopPlan, *, unit: Unit = "bytes") -> Table:
     A plan made without `state_bytes` counts in states.
     """
     with_disk = any(option.disk_slots for option in _options(plan))
-    table = Table(title=f"Schedules for {plan.steps:,} steps", title_justify="left")
+    table = Table(title=f"Schedules for {counted(plan.steps, 'step')}", title_justify="left")
     table.add_column("schedule")
     for heading in ("evaluations", "per step", "cost", "peak", *(["on disk"] * with_disk)):
         table.add_column(heading, justify="right")
     for option in _options(plan):
-        best = option is plan.best
+        best, peak = option is plan.best, option.peak_bytes
         cells = [
             f"{'*' if best else ' '} {option.name}",
             f"{option.evaluations:,}",
             f"{option.evaluations / max(1, plan.steps):.2f}",
             f"{option.cost:,.6g}" if option.cost < 1e6 else f"{option.cost:,.0f}",
-            format_bytes(option.peak_bytes) if unit == "bytes" else _states(option.peak_bytes),
+            format_bytes(peak) if unit == "bytes" else counted(peak, "state"),
         ]
-        disk = [_states(option.disk_slots) if option.disk_slots else "-"] * with_disk
+        disk = [counted(option.disk_slots, "state") if option.disk_slots else "-"] * with_disk
         table.add_row(*cells, *disk, style="bold green" if best else None)
     return table
 
@@ -88,5 +88,10 @@ def _options(plan: LoopPlan) -> tuple[Option, ...]:
     return plan.best, *plan.alternatives
 
 
-def _states(count: int) -> str:
-    return f"{count:,} state" + "s" * (count != 1)
+def counted(count: int, what: str) -> str:
+    """Write a number of things.
+
+    >>> counted(1, "step"), counted(1000, "step")
+    ('1 step', '1,000 steps')
+    """
+    return f"{count:,} {what}" + "s" * (count != 1)

@@ -53,8 +53,8 @@ def get_memory_savings(
     """Tell what holding `num_checkpoints` states of a loop saves, and what it costs.
 
     Memory is counted in states. `savings_ratio` is the share of them that is not held, and
-    `savings_percent` the same in percent. `recomputation_factor` is how often a step is run again, on
-    average, by Revolve, the best schedule for slots that hold states: what `"auto"` finds once
+    `savings_percent` the same in percent. `recomputation_factor` is how often a step is run again,
+    on average, by Revolve, the best schedule for slots that hold states: what `"auto"` finds once
     it has measured a step's tape is the same or better.
 
     >>> savings = get_memory_savings(1000)
