@@ -16,9 +16,9 @@ import remat
 
 from .demo import DemoResult, DemoSize, run_demo
 from .reports.plots import can_plot, check_plot_path, plot_memory, plot_schedule
-from .reports.tables import Unit, comparison_table, counted, plan_table
+from .reports.tables import comparison_table, plan_table
 from .schedules import Disk, LoopPlan, Option
-from .sizes import parse_budget, parse_bytes
+from .sizes import counted, parse_budget, parse_bytes
 
 __all__ = ["main"]
 
@@ -295,12 +295,11 @@ def _plan(arguments: argparse.Namespace) -> None:
         steps, runs = counted(plan.steps, "step"), counted(plan.evaluations, "evaluation")
         title = f"{plan.name}: {steps}, {runs}"
         picture = plot_schedule(plan.schedule, plan.steps, arguments.plot, title=title)
-    unit: Unit = "states" if arguments.state_bytes is None else "bytes"
     if arguments.json:
-        _print_json(_plan_as_dict(plan, unit))
+        _print_json(_plan_as_dict(plan))
         return
     console = Console()
-    console.print(plan_table(plan, unit=unit))
+    console.print(plan_table(plan))
     console.print(f"* best: {_in_options(plan.reason)}", markup=False, highlight=False)
     if picture:
         print(f"The schedule over time: {picture}")
@@ -352,14 +351,14 @@ def _memory(arguments: argparse.Namespace) -> int | None:
     return parse_budget(arguments.memory, whole=whole)
 
 
-def _plan_as_dict(plan: LoopPlan, unit: Unit) -> dict[str, Any]:
+def _plan_as_dict(plan: LoopPlan) -> dict[str, Any]:
     options = [
         {
             "name": option.name,
             "evaluations": option.evaluations,
             "evaluations_per_step": option.evaluations / max(1, plan.steps),
             "cost": option.cost,
-            f"peak_{unit}": option.peak_bytes,  # without the bytes of a state, it counts states
+            f"peak_{plan.unit}": option.peak_bytes,
             "disk_slots": option.disk_slots,
         }
         for option in _options(plan)
@@ -368,7 +367,7 @@ def _plan_as_dict(plan: LoopPlan, unit: Unit) -> dict[str, Any]:
         "steps": plan.steps,
         "best": plan.name,
         "reason": _in_options(plan.reason),
-        "peak_unit": unit,
+        "peak_unit": plan.unit,
         "options": options,
     }
 

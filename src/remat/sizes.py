@@ -1,4 +1,4 @@
-"""Bytes as people write them: "2GB", "512MiB", 4096 and fractions of a whole."""
+"""Bytes as people write them: "2GB", "512MiB", 4096 and fractions of a whole; numbers of things."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import re
 from fractions import Fraction
 
-__all__ = ["format_bytes", "parse_budget", "parse_bytes"]
+__all__ = ["counted", "format_bytes", "parse_budget", "parse_bytes"]
 
 _DECIMAL = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -68,3 +68,12 @@ def format_bytes(count: float) -> str:
         if count >= size * 0.9995:
             return f"{sign}{count / size:.1f} {unit}"
     return f"{sign}{count:.0f} B"
+
+
+def counted(count: int, what: str) -> str:
+    """Write a number of things.
+
+    >>> counted(1, "step"), counted(1000, "step")
+    ('1 step', '1,000 steps')
+    """
+    return f"{count:,} {what}" + "s" * (count != 1)

@@ -1,6 +1,7 @@
 """The PyTorch engine: record ops, forget what they made, and replay them on the way back."""
 
 from .arrays import TorchArrays
+from .diagnostics.allocations import track_allocations
 from .diagnostics.verify import verify
 from .gradient import value_and_grad
 from .loop import run_loop, run_while
@@ -20,6 +21,7 @@ __all__ = [
     "run_loop",
     "run_segment",
     "run_while",
+    "track_allocations",
     "value_and_grad",
     "verify",
 ]
