@@ -26,6 +26,7 @@ from ...loops import (
     UnknownLength,
     Watcher,
     checkpoints_of,
+    state_and_output,
 )
 from ...stores import MemoryStore, Store
 from .captures import Captures, capture
@@ -55,7 +56,7 @@ def run_loop(
     holder = loop.holders[0]
 
     def call(state: Any, x: Any) -> tuple[Any, Any]:
-        return holder[0](state, x) if scan else (holder[0](state), None)
+        return state_and_output(holder[0](state, x)) if scan else (holder[0](state), None)
 
     outputs = Outputs(options.steps, wanted=scan)
     name = "checkpointed_scan" if scan else "checkpointed_loop"

@@ -29,6 +29,7 @@ from ...loops import (
     UnknownLength,
     Watcher,
     checkpoints_of,
+    state_and_output,
 )
 from ...stores import MemoryStore, Store
 from .reach import Reach
@@ -55,7 +56,7 @@ def run_loop(
     scan = xs is not None
 
     def call(state: Any, x: Any) -> tuple[Any, Any]:
-        return function(state, x) if scan else (function(state), None)
+        return state_and_output(function(state, x)) if scan else (function(state), None)
 
     leaves, structure = trees.flatten(state)
     if not options.is_planned:  # where steps differ, the first may begin with whole numbers

@@ -349,6 +349,7 @@ class Steps:
             raise TypeError(
                 f"step {step} returned a state of another structure than it got: "
                 f"{trees.describe(structure)} instead of {trees.describe(self.structure)}"
+                f"{'; return (state, output)' if self.outputs.wanted else ''}"
             )
         return leaves
 
