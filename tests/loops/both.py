@@ -34,7 +34,7 @@ class OnTorch:
         leaf = self.array(x).requires_grad_()
         value = f(leaf)
         (gradient,) = torch.autograd.grad(value, leaf)
-        return float(value), gradient.ravel().tolist()
+        return value.item(), gradient.ravel().tolist()
 
 
 both = pytest.mark.parametrize("on", [OnNumPy(), OnTorch()], ids=["numpy", "torch"])

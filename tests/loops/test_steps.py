@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
 import pytest
+import torch
 
 import remat
 
@@ -25,11 +31,9 @@ def test_a_scan_step_that_returns_no_pair(on, start, step, words, traced) -> Non
     def run(h):
         return on.sum(remat.checkpointed_scan(step, h, on.array([[1.0], [2.0], [3.0]]))[0])
 
+    call = partial(on.value_and_grad, run, start) if traced else partial(run, on.array(start))
     with pytest.raises(TypeError, match=rf"{words}; return \(state, output\)"):
-        if traced:
-            on.value_and_grad(run, start)
-        else:
-            run(on.array(start))
+        call()
 
 
 @both
@@ -48,3 +52,81 @@ def test_a_scan_step_may_return_any_pair(on, pair) -> None:
     )
     assert float(final) == 6.0
     assert ys.tolist() == [0.0, 2.0, 9.0]
+
+
+# -- the condition of a while loop -----------------------------------------------------------------
+
+
+class Calls:
+    """A condition that counts how often it is asked, and says yes five times."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, state: Any) -> bool:
+        self.asked += 1
+        return self.asked <= 5
+
+
+@both
+@pytest.mark.parametrize("is_watched", [False, True])
+@pytest.mark.parametrize("options", [{"num_checkpoints": 2}, {"memory_budget": "1MB"}])
+def test_a_condition_is_asked_once_before_each_step_and_once_at_the_end(
+    on, options, is_watched
+) -> None:
+    condition = Calls()
+
+    def run(x):
+        return on.sum(remat.checkpointed_while(condition, lambda x: 2 * x, x, **options)[0])
+
+    with remat.CheckpointProfiler() if is_watched else nullcontext():
+        assert on.value_and_grad(run, [1.0]) == (32.0, [32.0])
+    assert condition.asked == 6
+
+
+@both
+@pytest.mark.parametrize("options", [{"num_checkpoints": 2}, {"memory_budget": "1MB"}])
+def test_a_condition_that_never_says_yes_is_asked_once(on, options) -> None:
+    condition = Calls()
+    condition.asked = 5
+
+    def run(x):
+        return on.sum(remat.checkpointed_while(condition, lambda x: 2 * x, x, **options)[0])
+
+    assert on.value_and_grad(run, [3.0]) == (3.0, [1.0])
+    assert condition.asked == 6
+
+
+def test_a_second_backward_pass_does_not_ask_how_long_the_loop_was() -> None:
+    condition = Calls()
+    x = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    final, _ = remat.checkpointed_while(condition, lambda x: 2 * x, x, memory_budget="1MB")
+    for _ in range(2):
+        (gradient,) = torch.autograd.grad(final.sum(), x, retain_graph=True)
+        assert gradient.tolist() == [32.0]
+    assert condition.asked == 6
+
+
+@both
+@pytest.mark.parametrize("options", [{"num_checkpoints": 1}, {"memory_budget": "1MB"}])
+def test_a_condition_and_a_step_that_draw_from_one_source(on, options) -> None:
+    """What the condition draws before step 0 comes before what step 0 draws."""
+    start = [1.0, 2.0]
+
+    def condition(x):
+        return np.random.rand() < 0.9
+
+    def step(x):
+        return x * np.random.randn()
+
+    np.random.seed(0)
+    factor = 1.0
+    while condition(None):
+        factor = step(factor)
+    np.random.seed(0)
+
+    def run(x):
+        return on.sum(remat.checkpointed_while(condition, step, x, **options)[0])
+
+    _, gradient = on.value_and_grad(run, start)
+    np.testing.assert_allclose(gradient, [factor, factor], rtol=1e-12)

@@ -193,6 +193,7 @@ class UnknownLength:
         self._slots = num_checkpoints
         self._budget = memory_budget
         self._store = store
+        self._steps: int | None = None  # after the first pass
 
     def ahead(
         self,
@@ -203,23 +204,40 @@ class UnknownLength:
         weighed: Callable[[Measured], None] | None,
         watcher: Watcher | None,
     ) -> tuple[Run, Any]:
-        first = None
-        if self._slots is None or weighed:
-            first = self._measure_first(steps, initial, traced=traced, weighed=weighed)
-        slots = self._slots
-        assert slots is not None
+        first, begins = None, None
+        if traced and (self._slots is None or weighed):
+            begins = self._begins(steps, initial)
+            initial = steps.now(initial)
+            first = self._measure_first(steps, initial, weighed) if begins else None
+        if self._slots is None:
+            self._slots = self._slots_without_tapes(steps, initial)
         shelves = _shelves(self._store, steps, two_tiers=False) if traced else None
         run: Run = LoopRun(steps, initial, 0, first=first, watcher=watcher, shelves=shelves)
 
         def goes_on(state: Any) -> bool:
-            answer = bool(self._goes_on(state))
+            answer = self._ask(steps, state, run.steps)
             if run.evaluations == 0:  # a re-run starts after the condition has drawn its numbers
                 run.initial = steps.now(initial)
             return answer
 
-        placement = Online(slots).forward()
-        final, _ = _closing(run, lambda: run.forward_while(placement, goes_on))
+        placement = Online(self._slots).forward()
+        final, self._steps = _closing(run, lambda: run.forward_while(placement, goes_on, begins))
         return run, final
+
+    def _begins(self, steps: LoopSteps[Any, Any], initial: Any) -> bool:
+        """Ask about the initial state, before step 0 is measured: it is asked once."""
+        return self._ask(steps, steps.resume(initial), 0)
+
+    def _ask(self, steps: LoopSteps[Any, Any], state: Any, done: int) -> bool:
+        """Ask whether the loop goes on; in a second pass the length is known.
+
+        Then the condition is only called if it may draw random numbers.
+        """
+        if self._steps is None:
+            return bool(self._goes_on(state))
+        if steps.is_random:
+            self._goes_on(state)
+        return done < self._steps
 
     def back(self, run: Run, final: Any, seeds: Any) -> Any:
         assert self._slots is not None
@@ -235,23 +253,21 @@ class UnknownLength:
         self,
         steps: LoopSteps[Any, Any],
         initial: Any,
-        *,
-        traced: bool,
         weighed: Callable[[Measured], None] | None,
     ) -> Any:
-        state_bytes = _stored_bytes(self._store, steps, initial)
-        if not traced or not self._goes_on(steps.resume(initial)):
-            if self._slots is None:
-                assert self._budget is not None
-                self._slots = parse_budget(self._budget, whole=0) // state_bytes
-            return None
+        """Record step 0; if there is a budget, find out how many states fit into it."""
         first, measured = steps.measure(initial, exactly=self._slots is None)
         if weighed:
             weighed(measured)
         if self._slots is None:
             budget = parse_memory(self._budget, 1, measured)
+            state_bytes = _stored_bytes(self._store, steps, initial)
             self._slots = (budget - measured.working_bytes) // state_bytes
         return first
+
+    def _slots_without_tapes(self, steps: LoopSteps[Any, Any], initial: Any) -> int:
+        assert self._budget is not None
+        return parse_budget(self._budget, whole=0) // _stored_bytes(self._store, steps, initial)
 
 
 def _shelves(store: Store, steps: LoopSteps[Any, Any], *, two_tiers: bool) -> Mapping[Tier, Shelf]:

@@ -251,12 +251,18 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         return self._put_to_rest()  # nobody goes back: the loop ends where the actions end
 
     def forward_while(
-        self, placement: Iterable[Action], goes_on: Callable[[State], bool]
+        self,
+        placement: Iterable[Action],
+        goes_on: Callable[[State], bool],
+        begins: bool | None = None,
     ) -> tuple[Held, int]:
-        """Run until `goes_on` says no; return the final state and the number of steps."""
+        """Run until `goes_on` says no; return the final state and the number of steps.
+
+        `begins` is its answer for the initial state, if it was asked already.
+        """
         self._load(0, Tier.CALLER)
         self.steps, self.goes_back = 0, True
-        if not goes_on(self._wake_up()):
+        if not (goes_on(self._wake_up()) if begins is None else begins):
             return self._put_to_rest(), 0
         for action in placement:
             if not isinstance(action, Advance):
