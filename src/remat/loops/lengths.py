@@ -53,10 +53,6 @@ class LoopSteps(Verbs[Any, Held, Recorded, Any], Protocol[Held, Recorded]):
         """Whether random numbers were drawn on the way ahead."""
         ...
 
-    def expect_rounding(self) -> None:
-        """Take note that states do not come back as they were held: do not compare."""
-        ...
-
     def state_bytes(self, held: Held) -> int: ...
 
     def now(self, held: Held) -> Held:
@@ -122,7 +118,14 @@ class KnownLength:
             run = LoopRun(steps, initial, options.steps, first=first, watcher=watcher)
             return run, run.forward(options.sweep(steps.state_bytes(initial)))
         shelves = _shelves(options.store, steps, two_tiers=options.has_two_tiers)
-        run = LoopRun(steps, initial, options.steps, first=first, watcher=watcher, shelves=shelves)
+        run = LoopRun(
+            steps,
+            initial,
+            options.steps,
+            first=first,
+            watcher=watcher,
+            shelves=shelves,
+        )
         return run, _closing(run, lambda: run.forward(self._schedule))  # type: ignore[arg-type]
 
     def back(self, run: Run, final: Any, seeds: Any) -> Any:
@@ -212,7 +215,14 @@ class UnknownLength:
         if self._slots is None:
             self._slots = self._slots_without_tapes(steps, initial)
         shelves = _shelves(self._store, steps, two_tiers=False) if traced else None
-        run: Run = LoopRun(steps, initial, 0, first=first, watcher=watcher, shelves=shelves)
+        run: Run = LoopRun(
+            steps,
+            initial,
+            0,
+            first=first,
+            watcher=watcher,
+            shelves=shelves,
+        )
 
         def goes_on(state: Any) -> bool:
             answer = self._ask(steps, state, run.steps)
@@ -273,10 +283,7 @@ class UnknownLength:
 def _shelves(store: Store, steps: LoopSteps[Any, Any], *, two_tiers: bool) -> Mapping[Tier, Shelf]:
     if isinstance(store, MemoryStore):
         return {}  # states rest as they are
-    shelf = store.open(steps.arrays)
-    if not shelf.exact:
-        steps.expect_rounding()
-    return {Tier.DISK if two_tiers else Tier.MEMORY: shelf}
+    return {Tier.DISK if two_tiers else Tier.MEMORY: store.open(steps.arrays)}
 
 
 def _stored_bytes(store: Store, steps: LoopSteps[Any, Any], held: Any) -> int:

@@ -130,7 +130,7 @@ class Steps:
         own = self._own(held)
         results, inputs, outputs = own, [], []
         is_new = start >= self._reached
-        checks_numbers = self.outputs.are_compared and self.numbers.have_changed
+        checks_numbers = self.numbers.have_changed
         used: dict[int, None] = {}
         first = start
         if self._is_bare and not is_new and not checks_numbers:
@@ -200,8 +200,8 @@ class Steps:
     def is_random(self) -> bool:
         return self.effects.is_random
 
-    def expect_rounding(self) -> None:
-        self.outputs.are_compared = False
+    def compare_outputs(self, wanted: bool) -> None:
+        self.outputs.are_compared = wanted
 
     def settle(self) -> None:
         """Nothing is left to find out: later steps are searched like the first one."""
