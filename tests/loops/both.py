@@ -18,6 +18,10 @@ class OnNumPy:
     def array(self, values: Any) -> Any:
         return np.array(values, dtype=float)
 
+    def plain(self, value: Any) -> Any:
+        """Return the numbers of an array that may be traced."""
+        return np.asarray(getattr(value, "_value", value))
+
     def value_and_grad(self, f: Callable[[Any], Any], x: Any) -> tuple[float, list[float]]:
         """Return the value and the gradient of a scalar function of an array."""
         value, gradient = remat.value_and_grad(f)(self.array(x))
@@ -29,6 +33,9 @@ class OnTorch:
 
     def array(self, values: Any) -> Any:
         return torch.tensor(values, dtype=torch.float64)
+
+    def plain(self, value: Any) -> Any:
+        return value.detach()
 
     def value_and_grad(self, f: Callable[[Any], Any], x: Any) -> tuple[float, list[float]]:
         leaf = self.array(x).requires_grad_()

@@ -130,3 +130,51 @@ def test_a_condition_and_a_step_that_draw_from_one_source(on, options) -> None:
 
     _, gradient = on.value_and_grad(run, start)
     np.testing.assert_allclose(gradient, [factor, factor], rtol=1e-12)
+
+
+# -- checkpoints on disk ---------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("is_scan", [False, True])
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 6, 9, 40])
+@pytest.mark.parametrize("disk", [1e-9, 1e-3, 1.0])  # seconds for a checkpoint
+def test_no_step_is_run_to_weigh_the_disk(on, steps, is_scan, disk, monkeypatch, tmp_path) -> None:
+    """In the forward pass each step runs once: its effects are those of the plain loop."""
+    monkeypatch.setattr(remat.DiskStore, "measure", lambda *_: (disk, disk))
+    seen = []
+
+    def step(h, x=0.0):
+        seen.append(float(on.sum(on.plain(h))))
+        return (h + 1.0, h) if is_scan else h + 1.0
+
+    store = remat.DiskStore(tmp_path)
+    calls = []
+
+    def run(h):
+        if is_scan:
+            final, ys = remat.checkpointed_scan(step, h, on.array([0.0] * steps), 4, store=store)
+            assert on.plain(ys).ravel().tolist() == [float(i) for i in range(steps)]
+        else:
+            final, _ = remat.checkpointed_loop(step, h, steps, 4, store=store)
+        calls.extend(seen)
+        return on.sum(final)
+
+    value, gradient = on.value_and_grad(run, [0.0])
+    assert calls == [float(i) for i in range(steps)]
+    assert (value, gradient) == (float(steps), [1.0])
+
+
+@both
+def test_a_step_that_counts_is_right_if_no_step_runs_twice(on) -> None:
+    calls = [0]
+
+    def step(x):
+        calls[0] += 1
+        return x * calls[0]
+
+    def run(x):
+        return on.sum(remat.checkpointed_loop(step, x, 4, 100, store="disk")[0])
+
+    assert on.value_and_grad(run, [1.0] * 500) == (12000.0, [24.0] * 500)
+    assert calls == [4]

@@ -24,7 +24,7 @@ Held = TypeVar("Held")
 Recorded = TypeVar("Recorded")
 Run = LoopRun[Any, Any, Any, Any]
 
-_TRIALS = 3
+_TRIALS = 3  # steps that are timed
 
 
 class LoopSteps(Verbs[Any, Held, Recorded, Any], Protocol[Held, Recorded]):
@@ -51,6 +51,11 @@ class LoopSteps(Verbs[Any, Held, Recorded, Any], Protocol[Held, Recorded]):
     @property
     def is_random(self) -> bool:
         """Whether random numbers were drawn on the way ahead."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """The time that steps have taken so far, without going back through them."""
         ...
 
     def state_bytes(self, held: Held) -> int: ...
@@ -95,6 +100,7 @@ class KnownLength:
         self._options = options
         self._progress = progress
         self._schedule: Schedule | None = None
+        self._early: dict[int, Any] = {}  # states that were reached before the schedule was chosen
 
     def ahead(
         self,
@@ -123,9 +129,11 @@ class KnownLength:
             initial,
             options.steps,
             first=first,
+            early=self._early,
             watcher=watcher,
             shelves=shelves,
         )
+        self._early = {}
         return run, _closing(run, lambda: run.forward(self._schedule))  # type: ignore[arg-type]
 
     def back(self, run: Run, final: Any, seeds: Any) -> Any:
@@ -149,7 +157,7 @@ class KnownLength:
             if options.needs_measuring:
                 measured = measured.stored(_stored_bytes(options.store, steps, initial))
             if options.has_two_tiers:
-                disk = self._weigh_disk(steps, initial, first, measured.state_bytes)
+                disk = self._weigh_disk(steps, first, measured)
         elif options.steps:
             first = steps.record(initial, 0, 1)
         steps.settle()
@@ -158,22 +166,35 @@ class KnownLength:
             self._progress.expect(self._schedule.evaluations - options.steps)
         return first
 
-    def _weigh_disk(
-        self, steps: LoopSteps[Any, Any], initial: Any, first: Any, state_bytes: int
-    ) -> Disk:
-        """Measure what the disk costs, in steps; the first of all, which is slow, is no measure."""
-        store = self._options.store
+    def _weigh_disk(self, steps: LoopSteps[Any, Any], first: Any, measured: Measured) -> Disk:
+        """Measure what the disk costs, in steps.
+
+        No step is run for that alone: the steps after the first are run as they come, and the
+        states between them are handed to the run. Only if so few steps follow that they may all be
+        taped, which would be a second run, the time of the recorded one has to do.
+        """
+        store, count = self._options.store, self._options.steps
         assert isinstance(store, DiskStore)
-        after, seconds = steps.after(first), float("inf")
-        for _ in range(_TRIALS):
-            state = steps.resume(initial)
-            started = time.perf_counter()
-            steps.advance(state, 0, 1)
-            seconds = min(seconds, time.perf_counter() - started)
-        steps.resume(after)  # whatever the trials drew or wrote, the loop goes on from here
+        after, seconds = steps.after(first), steps.seconds
+        tape = max(1, measured.tape_bytes - (measured.input_bytes or measured.state_bytes))
+        taped = self._options.room(measured) // tape + 1
+        if count - taped > _TRIALS:
+            self._early, seconds = _run_early(steps, after)
         write, read = store.measure(steps.arrays, steps.apart(after)[0])
-        slots = min(self._options.steps, store.free_bytes() // (state_bytes + 1))
+        slots = min(count, store.free_bytes() // (measured.state_bytes + 1))
         return Disk(slots, _about(write / seconds), _about(read / seconds))
+
+
+def _run_early(steps: LoopSteps[Any, Any], after_first: Any) -> tuple[dict[int, Any], float]:
+    """Run the first steps after step 0; return the states that they lead to, and the least time."""
+    held, seconds = {1: after_first}, float("inf")
+    for step in range(1, 1 + _TRIALS):
+        state = steps.resume(held[step])
+        started = time.perf_counter()
+        state = steps.advance(state, step, step + 1)
+        seconds = min(seconds, time.perf_counter() - started)
+        held[step + 1] = steps.rest(state)
+    return held, seconds
 
 
 class UnknownLength:

@@ -221,6 +221,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         steps: int,
         *,
         first: Recorded | None = None,
+        early: Mapping[int, Held] | None = None,
         watcher: Watcher | None = None,
         shelves: Mapping[Tier, Shelf] | None = None,
     ) -> None:
@@ -229,6 +230,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         self.evaluations = 0
         self.initial = initial
         self._first = first  # step 0, if it was recorded already to measure it
+        self._early = dict(early or {})  # states before steps that were reached already
         self._watcher = watcher
         self._reached = 0  # how far the loop has been run for the first time
         self._shelves = shelves or {}
@@ -273,6 +275,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
             rack.clear()
         self._tapes.clear()
         self._first = self._last = None
+        self._early.clear()
         self._forget_working_state()
 
     # -- ahead ---------------------------------------------------------------------------------
@@ -419,6 +422,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
             self._count(0, 1)
             start = 1
         assert self._at == start
+        start = self._skip_early(start, stop)
         # In pieces if somebody watches, so that a long sweep shows on the way.
         piece = max(1, self.steps // 100) if self._watcher else max(1, stop - start)
         for at in range(start, stop, piece):
@@ -428,6 +432,15 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
             self._at, self._live = end, self.verbs.advance(state, at, end)
             del state
             self._count(at, end)
+
+    def _skip_early(self, start: int, stop: int) -> int:
+        """Go on from the last state that was reached already; return where it is."""
+        reached = max((at for at in self._early if start < at <= stop), default=start)
+        if reached > start:
+            self._set_resting(reached, self._early[reached])
+            self._count(start, reached)
+        self._early = {at: held for at, held in self._early.items() if at > reached}
+        return reached
 
     def _recorded(self, step: int, stop: int | None = None) -> _Recording[Recorded]:
         """Return the recording that ends with a step, or one up to `stop`, and its first step.
