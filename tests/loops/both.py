@@ -18,6 +18,9 @@ class OnNumPy:
     def array(self, values: Any) -> Any:
         return np.array(values, dtype=float)
 
+    def whole(self, values: Any) -> Any:
+        return np.array(values, dtype=int)
+
     def plain(self, value: Any) -> Any:
         """Return the numbers of an array that may be traced."""
         return np.asarray(getattr(value, "_value", value))
@@ -33,6 +36,9 @@ class OnTorch:
 
     def array(self, values: Any) -> Any:
         return torch.tensor(values, dtype=torch.float64)
+
+    def whole(self, values: Any) -> Any:
+        return torch.tensor(values, dtype=torch.int64)
 
     def plain(self, value: Any) -> Any:
         return value.detach()

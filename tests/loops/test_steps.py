@@ -178,3 +178,31 @@ def test_a_step_that_counts_is_right_if_no_step_runs_twice(on) -> None:
 
     assert on.value_and_grad(run, [1.0] * 500) == (12000.0, [24.0] * 500)
     assert calls == [4]
+
+
+# -- writes to what a loop returned ----------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("which", ["loop", "while", "outputs"])
+def test_whole_numbers_that_the_caller_writes_to(on, which) -> None:
+    """They are compared when steps are run again, and are the caller's nevertheless."""
+
+    def run(x):
+        counts = on.whole([0, 0])
+        if which == "loop":
+            step = lambda s: (s[0] * 2, s[1] + 1)  # noqa: E731
+            y, counts = remat.checkpointed_loop(step, (x, counts), 5, 1)[0]
+        elif which == "while":
+            step = lambda s: (s[0] * 2, s[1] + 1)  # noqa: E731
+            y, counts = remat.checkpointed_while(lambda s: int(s[1][0]) < 5, step, (x, counts), 1)[
+                0
+            ]
+        else:
+            y, counts = remat.checkpointed_scan(
+                lambda s, i: (s * 2, counts + 1), x, on.array([0.0] * 5), 1
+            )
+        counts += 1
+        return on.sum(y)
+
+    assert on.value_and_grad(run, [1.0]) == (32.0, [32.0])
