@@ -200,7 +200,7 @@ def test_whole_numbers_that_the_caller_writes_to(on, which) -> None:
             ]
         else:
             y, counts = remat.checkpointed_scan(
-                lambda s, i: (s * 2, counts + 1), x, on.array([0.0] * 5), 1
+                lambda s, i: (s * 2, on.whole([1, 1])), x, on.array([0.0] * 5), 1
             )
         counts += 1
         return on.sum(y)
