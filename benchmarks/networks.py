@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -167,7 +168,7 @@ class UNet(nn.Module):
     def __init__(self, channels: int = 16, levels: int = 4) -> None:
         super().__init__()
         sizes = [channels * 2**n for n in range(levels + 1)]
-        pairs = list(zip(sizes, sizes[1:], strict=False))
+        pairs = list(itertools.pairwise(sizes))
         self.stem = Twice(3, channels)
         self.down = nn.ModuleList(Twice(a, b) for a, b in pairs)
         self.up = nn.ModuleList(Twice(a + b, a) for a, b in reversed(pairs))
@@ -199,7 +200,7 @@ class Chain(nn.Module):
                 nn.LayerNorm(b) if n % 3 == 0 else nn.Identity(),
                 kinds[n % len(kinds)](),
             )
-            for n, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
+            for n, (a, b) in enumerate(itertools.pairwise(widths))
         )
 
     def forward(self, x: Tensor) -> Tensor:

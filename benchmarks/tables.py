@@ -18,6 +18,7 @@ __all__ = ["benchmarks_page", "readme_with_table", "write_tables"]
 
 Entry = dict[str, Any]  # one result, as benchmarks/results/*.json holds it
 Format = Callable[[float], str]
+Cells = tuple[str, str, str, str]
 
 _ROOT = Path(__file__).resolve().parents[1]
 _RESULTS = _ROOT / "benchmarks" / "results"
@@ -54,7 +55,10 @@ def number(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A result, found by its name and the beginning of its description, and what it means."""
+    """A result, found by its name and the beginning of its description, and what it means.
+
+    Without a name it stands for all results with such a description.
+    """
 
     name: str
     begins: str
@@ -114,6 +118,25 @@ def _loop(name: str, title: str) -> tuple[Figure, ...]:
 _REVOLVE, _MIXED, _LONG_MIXED = "revolve (1000000, 30)", "mixed (1000, 31)", "mixed (10000, 100)"
 _TIERS = "two tiers (1000, 31 + 31)"
 SECTIONS = (
+    Section(
+        "torch_budget",
+        "Memory budgets on PyTorch",
+        "`remat.auto_checkpoint` with a budget that is a share of the plain peak, next to plain\n"
+        "autograd and to the checkpointing that comes with PyTorch. Gradients are equal to those\n"
+        "of plain autograd. Peaks leave out the parameters' own `.grad`; times are medians.",
+        (
+            Figure(
+                "",
+                "peak against the budget from",
+                percent,
+                "peak from the second pass on, of the budget",
+            ),
+            Figure(
+                "", "peak against the budget in", percent, "peak of the first pass, of the budget"
+            ),
+            Figure("", "time of a pass against plain", times, "time of a pass, plain = 1"),
+        ),
+    ),
     Section(
         "torch_regions",
         "Segments on PyTorch",
@@ -245,7 +268,8 @@ def benchmarks_page() -> str:
     """Return the text of docs/benchmarks.md."""
     known = {section.benchmark for section in SECTIONS}
     others = sorted(path.stem for path in _RESULTS.glob("*.json") if path.stem not in known)
-    sections = [*SECTIONS, *(Section(name, _title(name), _docstring(name), ()) for name in others)]
+    measured = [section for section in SECTIONS if _path(section.benchmark).exists()]
+    sections = [*measured, *(Section(name, _title(name), _docstring(name), ()) for name in others)]
     return _INTRODUCTION + "".join(f"\n{_section(section)}" for section in sections)
 
 
@@ -290,7 +314,7 @@ def _figure(entry: Entry, section: Section) -> Figure | None:
     found = (
         figure
         for figure in section.figures
-        if figure.name == entry["name"] and entry["figure"].startswith(figure.begins)
+        if figure.name in ("", entry["name"]) and entry["figure"].startswith(figure.begins)
     )
     return next(found, None)
 
@@ -307,8 +331,12 @@ def _title(benchmark: str) -> str:
 
 
 def _load(benchmark: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((_RESULTS / f"{benchmark}.json").read_text())
+    data: dict[str, Any] = json.loads(_path(benchmark).read_text())
     return data
+
+
+def _path(benchmark: str) -> Path:
+    return _RESULTS / f"{benchmark}.json"
 
 
 # -- the README ------------------------------------------------------------------------------------
@@ -329,7 +357,28 @@ def _short_table() -> str:
     return "\n".join([heading, "| --- | --- | --- | --- |", *rows, ""])
 
 
-def _short_rows() -> Iterator[tuple[str, str, str, str]]:
+def _short_rows() -> Iterator[Cells]:
+    if _path("torch_budget").exists():
+        yield from (_budget_row(share) for share in (0.5, 0.2))
+    yield from _segment_rows()
+    yield from _loop_rows()
+    yield (
+        "NumPy, 1000 steps of tanh(x @ W + b), 100 checkpoints",
+        percent(_value("numpy_loop", "memory")),
+        times(_value("numpy_loop", "time")),
+        "",
+    )
+
+
+def _budget_row(share: float) -> Cells:
+    name = f"gpt at {share:.0%} of its plain peak"
+    peak = _value("torch_budget", name, "peak against the budget from")
+    time = _value("torch_budget", name, "time of a pass against plain")
+    title = f"GPT, 24 blocks, `auto_checkpoint(model, memory_budget={share})`"
+    return title, percent(share * peak), times(time), ""
+
+
+def _segment_rows() -> Iterator[Cells]:
     for name, title in (("gpt", "GPT, 16 blocks"), ("resnet", "ResNet, 31 convolutions")):
         peak = _result("torch_regions", f"{name}: peak")
         share = percent(peak["details"]["ours_MB"] / peak["details"]["plain_MB"])
@@ -343,6 +392,9 @@ def _short_rows() -> Iterator[tuple[str, str, str, str]]:
         )
     tiny = times(_value("torch_regions", "region of 2 tiny ops (8 x 8)"))
     yield "Fixed cost of a segment (2 tiny ops)", "", "", f"added time {tiny}"
+
+
+def _loop_rows() -> Iterator[Cells]:
     for name, title in (("rnn", "RNN"), ("lstm", "LSTM")):
         result = _result("torch_loops", f"{name}: peak against plain")
         count = result["figure"].split(",")[0]
@@ -362,17 +414,11 @@ def _short_rows() -> Iterator[tuple[str, str, str, str]]:
     )
     million = _value("torch_loops", "1,000,000 steps of 64 floats with 100 checkpoints")
     yield "A million steps of 64 floats, 100 checkpoints", f"{megabytes(million)} in all", "", ""
-    yield (
-        "NumPy, 1000 steps of tanh(x @ W + b), 100 checkpoints",
-        percent(_value("numpy_loop", "memory")),
-        times(_value("numpy_loop", "time")),
-        "",
-    )
 
 
-def _result(benchmark: str, name: str) -> Entry:
+def _result(benchmark: str, name: str, begins: str = "") -> Entry:
     for entry in _load(benchmark)["results"]:
-        if entry["name"] == name:
+        if entry["name"] == name and entry["figure"].startswith(begins):
             found: Entry = entry
             return found
     raise KeyError(
@@ -380,8 +426,8 @@ def _result(benchmark: str, name: str) -> Entry:
     )
 
 
-def _value(benchmark: str, name: str) -> float:
-    return float(_result(benchmark, name)["value"])
+def _value(benchmark: str, name: str, begins: str = "") -> float:
+    return float(_result(benchmark, name, begins)["value"])
 
 
 def write_tables() -> None:
