@@ -2,21 +2,26 @@
 
 The step is the recorded trace of a GPT (benchmarks/traces/gpt.json). `remat.plans.simulate` says
 how many bytes are held while each op runs, forward, recomputed and backward; the seconds are those
-of the trace.
+of the trace. The plan of the budget is kept in benchmarks/plans/, because planning takes a while:
+`python -m benchmarks.pictures --plan` plans anew.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 from itertools import pairwise
 from pathlib import Path
 
-from remat.plans import Plan, Simulation, Stage, Trace, simulate
+from remat.plans import Plan, Simulation, Stage, Trace, plan_trace, simulate
 
-__all__ = ["memory_picture", "write_pictures"]
+__all__ = ["block_plan", "memory_picture", "write_pictures", "write_plan"]
 
 _ROOT = Path(__file__).resolve().parents[1]
 PICTURE = _ROOT / "docs" / "images" / "memory.svg"
 TRACE = _ROOT / "benchmarks" / "traces" / "gpt.json"
+PLAN = _ROOT / "benchmarks" / "plans" / "gpt.json"
+_BUDGET = 0.5  # of the plain peak
 
 Curve = list[tuple[float, float]]  # seconds, bytes
 
@@ -38,8 +43,16 @@ def memory_picture() -> str:
 def _plans(trace: Trace) -> dict[str, Plan]:
     return {
         "plain autograd": Plan(frozenset(trace.saved)),
+        f"remat.auto_checkpoint(model, memory_budget={_BUDGET})": _stored_plan(trace),
         "remat.checkpoint around each block": block_plan(trace),
     }
+
+
+def _stored_plan(trace: Trace) -> Plan:
+    plan = Plan.from_json(json.loads(PLAN.read_text()))
+    if plan.signature != trace.signature:
+        raise ValueError(f"{PLAN.name} is for another trace; run benchmarks.pictures --plan")
+    return plan
 
 
 def block_plan(trace: Trace) -> Plan:
@@ -140,6 +153,12 @@ def _text(
     )
 
 
+def write_plan() -> None:
+    """Plan the step within its budget."""
+    PLAN.parent.mkdir(exist_ok=True)
+    PLAN.write_text(json.dumps(plan_trace(Trace.load(TRACE), _BUDGET).to_json()) + "\n")
+
+
 def write_pictures() -> None:
     """Write the pictures of the docs."""
     PICTURE.parent.mkdir(exist_ok=True)
@@ -147,4 +166,8 @@ def write_pictures() -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pictures", description=__doc__)
+    parser.add_argument("--plan", action="store_true", help="plan anew before drawing")
+    if parser.parse_args().plan:
+        write_plan()
     write_pictures()

@@ -2,8 +2,10 @@
 
 import importlib
 import json
+import pkgutil
 import re
 import runpy
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -106,3 +108,33 @@ def test_links_lead_somewhere(page: Path) -> None:
         target = (page.parent / path) if path else page
         assert target.exists(), link
         assert not anchor or anchor in _anchors(target), link
+
+
+# -- CONTRIBUTING ----------------------------------------------------------------------------------
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+LISTED = re.findall(r"^\| `(src/remat/\S+)` \|", CONTRIBUTING, flags=re.MULTILINE)
+CALL = CONTRIBUTING.partition("### One")[2].partition("\n## ")[0]
+
+
+def test_the_folders_that_are_listed_are_all_there_are() -> None:
+    found = {path.parent.name for path in (ROOT / "src" / "remat").glob("*/__init__.py")}
+    assert {Path(folder).name for folder in LISTED} == found
+
+
+def test_the_layers_of_the_engine_are_those_that_are_checked() -> None:
+    """The drawing has them from top to bottom, as the contract of import-linter does."""
+    drawing = CONTRIBUTING.partition("## The PyTorch engine")[2].split("```")[1]
+    drawn = re.findall(r"^   (\S+)  ", drawing, flags=re.MULTILINE)
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = next(c["layers"] for c in contracts["contracts"] if c["type"] == "layers")
+    assert drawn == [part.strip() for layer in layers for part in layer.split(":")]
+
+
+def test_the_steps_of_a_call_name_what_exists() -> None:
+    assert len(re.findall(r"^\d+\. ", CALL, flags=re.MULTILINE)) == 10
+    names = re.findall(r"`((?:\w+\.)+\w+)`", CALL)
+    assert len(names) > 10
+    for name in names:
+        package = "remat." if name.startswith(("api.", "engines.")) else "remat.engines.torch."
+        assert callable(pkgutil.resolve_name(package + name)), name
