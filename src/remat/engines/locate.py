@@ -90,6 +90,9 @@ class ScopeEngine(Protocol):
     def enter_budget(self, budget: Any) -> None:
         """Begin passes within a budget; `budget.end()` ends them."""
 
+    def record_trace(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Run a function forward and backward; return what it did as a `plans.Trace`."""
+
     def set_budget(self, model: Any, budget: int | float | str | None, planner: Any) -> Any:
         """Let the forward pass of a model keep to a budget; return the model."""
 
