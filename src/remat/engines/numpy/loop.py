@@ -281,6 +281,10 @@ def _just_a_look(leaf: Any, anchor: Any) -> Any:
     return leaf
 
 
+# A caller that changes what it looks at gets an array of its own; nothing is copied before.
+_just_a_look.copies_on_write = True
+
+
 def _just_a_look_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Callable[[Any], Any]:
     def vjp(g: Any) -> Any:
         raise UnsupportedError(

@@ -6,7 +6,7 @@ whatever it closes over) and many outputs. The reverse pass is autograd's, over 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from autograd.tracer import isbox, trace_stack
 from autograd.util import toposort
 
 from ...errors import UnsupportedError
+from . import pickles
 from .boxes import OpLog, plain, root_box
 
 __all__ = [
@@ -70,7 +71,7 @@ class Recording:
             for root, total in zip(self.roots, sums, strict=True)
             if root is not None and total is not None
         }
-        before = dict(gathered)
+        before, roots = dict(gathered), {root for root in self.roots if root is not None}
         top = _Top([node for node, g in zip(self.ends, seeds, strict=True) if _counts(node, g)])
         for node in toposort(top):
             if node is top:
@@ -79,9 +80,11 @@ class Recording:
                         gathered[end] = add_outgrads(gathered.get(end), seed)
             elif node.parents:
                 out, _ = gathered.pop(node)
-                for parent, part in zip(node.parents, node.vjp(out), strict=True):
-                    _check_shape(node, parent, part)
-                    gathered[parent] = add_outgrads(gathered.get(parent), part)
+                for parent, part in zip(node.parents, _parts(node, out), strict=True):
+                    fitting = _fitted(node, parent, part)
+                    gathered[parent] = add_outgrads(gathered.get(parent), fitting)
+            elif node not in roots:
+                raise _foreign_root(node)
         before.update(gathered)
         return [before.get(root) if root is not None else None for root in self.roots]
 
@@ -93,19 +96,51 @@ class _Top:
         self.parents = parents
 
 
-def _check_shape(node: Any, parent: Any, part: Any) -> None:
-    """Some of autograd's rules forget about broadcasting: an error, not a wrong gradient."""
+def _parts(node: Any, out: Any) -> Iterable[Any]:
+    try:
+        return tuple(node.vjp(out))
+    except NotImplementedError as error:
+        name = getattr(node, "name", node)
+        raise UnsupportedError(
+            f"np.{name} is not followed with these arguments: {error}"
+        ) from error
+
+
+def _fitted(node: Any, parent: Any, part: Any) -> Any:
+    """Return a gradient in the type of what it belongs to.
+
+    Some of autograd's rules forget about broadcasting: an error, not a wrong gradient.
+    """
     wanted = getattr(parent, "shape", None)
-    if (
-        wanted is not None
-        and type(part) not in sparse_object_types
-        and np.shape(plain(part)) != wanted
-    ):
+    if wanted is None or type(part) in sparse_object_types:
+        return part
+    if np.shape(plain(part)) != wanted:
         raise UnsupportedError(
             f"the derivative rule of np.{getattr(node, 'name', node)} gives a gradient of shape "
             f"{np.shape(plain(part))} for an argument of shape {wanted}; it does not support these "
             "arguments: bring them to a common shape first"
         )
+    return cast(part, parent.dtype)
+
+
+def cast(gradient: Any, dtype: np.dtype[Any]) -> Any:
+    """Return a gradient, traced or not, in the type of the value that it belongs to."""
+    found = getattr(plain(gradient), "dtype", None)
+    if found is None or found == dtype:
+        return gradient
+    if found.kind == "c" and dtype.kind == "f":
+        gradient = gradient.real
+    return gradient.astype(dtype)
+
+
+def _foreign_root(node: Any) -> UnsupportedError:
+    shape = getattr(node, "shape", None)
+    return UnsupportedError(
+        f"the result depends on a traced array (of shape {shape}) that is no input of this trace: "
+        "one that was left over from another call (in a global, a cache, an attribute), or that "
+        "was copied by other means than copy.copy and copy.deepcopy. Its gradient would be lost; "
+        "pass it in as an argument"
+    )
 
 
 def _counts(end: Any, seed: Any) -> bool:
@@ -158,5 +193,11 @@ def _new_trace() -> Iterator[int]:
     trace_stack.top += 1
     try:
         yield trace_stack.top
+    except ValueError as error:
+        # What `out[0] = x[0]` raises on a plain array: NumPy hides why x[0] cannot be a float.
+        if isinstance(error.__cause__, UnsupportedError):
+            raise error.__cause__ from None
+        raise
     finally:
+        pickles.forget(trace_stack.top)
         trace_stack.top -= 1

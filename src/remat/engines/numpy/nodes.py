@@ -1,0 +1,97 @@
+"""The nodes of a trace that remat started: what an op gave, and whose memory that is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from autograd.core import VJPNode, VSpace, primitive_vjps, sparse_add
+from autograd.tracer import notrace_primitives
+
+from ...errors import UnsupportedError
+from .follow import plain
+
+__all__ = ["LoggedNode", "Node", "OpLog", "memory_of", "shape_and_dtype"]
+
+
+class Node(VJPNode):  # type: ignore[misc]
+    """A node of a trace that remat started: autograd's, with an error that says what to do."""
+
+    # is_view: of the memory of an operand. is_sum: of gradients, in a trace around a backward pass.
+    __slots__ = ("dtype", "is_sum", "is_view", "name", "shape")
+
+    def __init__(
+        self, value: Any, fun: Any, args: Any, kwargs: Any, argnums: Any, parents: Any
+    ) -> None:
+        if fun not in primitive_vjps:
+            name = getattr(fun, "__name__", str(fun))
+            raise UnsupportedError(
+                f"np.{name} has no derivative rule; write it with other functions, or define one "
+                "with autograd.extend.primitive and defvjp"
+            )
+        super().__init__(value, fun, args, kwargs, argnums, parents)
+        self.is_view = not getattr(fun, "copies_on_write", False) and _looks_at(value, args)
+        self.is_sum = fun in _SUMS_OF_GRADIENTS
+        self.name = getattr(fun, "__name__", str(fun))
+        self.shape, self.dtype = shape_and_dtype(value)
+
+    def initialize_root(self, value: Any) -> None:
+        super().initialize_root()
+        self.is_view = self.is_sum = False
+        self.name = "an input"
+        self.shape, self.dtype = shape_and_dtype(value)
+
+
+class LoggedNode(Node):
+    """A node that enters its op into the log of its trace: `log(name, value)`."""
+
+    __slots__ = ("log",)
+
+    def __init__(
+        self, value: Any, fun: Any, args: Any, kwargs: Any, argnums: Any, parents: Any
+    ) -> None:
+        super().__init__(value, fun, args, kwargs, argnums, parents)
+        self.log: OpLog = parents[0].log
+        self.log(self.name, value)
+
+
+OpLog = Callable[[str, Any], None]
+
+_SUMS_OF_GRADIENTS = {
+    sparse_add,
+    *(getattr(VSpace, name) for name in ("mut_add", "add", "scalar_mul", "inner_prod", "covector")),
+}
+
+for _kind in (Node, LoggedNode):
+    notrace_primitives[_kind] = notrace_primitives[VJPNode]  # floor, argmax, zeros_like, …
+
+
+def memory_of(value: Any) -> Any:
+    """Return the array that owns the memory which `value` looks at."""
+    value = plain(value)
+    while isinstance(getattr(value, "base", None), np.ndarray):
+        value = value.base
+    return value
+
+
+def shape_and_dtype(value: Any) -> tuple[Any, Any]:
+    """What a gradient must have; None for what is no array."""
+    value = plain(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return value.shape, value.dtype
+    if isinstance(value, float | complex):
+        return (), np.dtype(type(value))
+    return None, None
+
+
+def _looks_at(value: Any, operands: Any) -> bool:
+    value = plain(value)
+    if not isinstance(value, np.ndarray):
+        return False
+    memory = memory_of(value)  # itself, if a function has returned its operand
+    for operand in map(plain, operands):
+        parts = operand if isinstance(operand, list | tuple) else (operand,)
+        if any(isinstance(plain(part), np.ndarray) and memory_of(part) is memory for part in parts):
+            return True
+    return False
