@@ -27,9 +27,9 @@ from autograd.tracer import isbox, trace_primitives_map
 from ...errors import UnsupportedError
 from . import follow, pickles
 from .follow import plain
-from .nodes import LoggedNode, Node, OpLog, memory_of, shape_and_dtype
+from .nodes import LoggedNode, Node, OpLog, cast, memory_of, shape_and_dtype
 
-__all__ = ["OpLog", "TracedArray", "plain", "root_box"]
+__all__ = ["OpLog", "TracedArray", "as_view", "plain", "root_box"]
 
 Array = Any  # autograd and NumPy share no useful type
 
@@ -77,6 +77,20 @@ defvjp(
     None,
     _value_vjp,
 )
+
+
+@primitive  # type: ignore[untyped-decorator]
+def _converted(array: Array, dtype: Any, *args: Any, **kwargs: Any) -> Array:
+    # (A Python number has no methods.)
+    has_type = isinstance(array, np.ndarray | np.generic)
+    return array.astype(dtype, *args, **kwargs) if has_type else dtype.type(array)
+
+
+def _converted_vjp(ans: Array, array: Array, *args: Any, **kwargs: Any) -> Any:
+    return lambda g: cast(g, shape_and_dtype(array)[1])
+
+
+defvjp(_converted, _converted_vjp)
 
 
 @primitive  # type: ignore[untyped-decorator]
@@ -203,7 +217,8 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
         memory = memory_of(self._value)
         family = _views.get(id(memory))
         for view in list(family.members) if family else ():
-            if view is not self:
+            # (In an inner trace a box of its own stands for the same array.)
+            if view is not self and view._trace == self._trace:
                 view.stale = True
 
     def __iadd__(self, other: Any) -> Any:
@@ -258,7 +273,7 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
             return self
         if np.dtype(dtype).kind not in "fc":  # whole numbers have no slope
             return plain(self).astype(dtype, *args, **kwargs)
-        return super().astype(dtype, *args, **kwargs)
+        return _converted(self, np.dtype(dtype), *args, **kwargs)
 
     def dot(self, other: Any) -> Any:
         return anp.dot(self, other)
@@ -410,6 +425,11 @@ def _box_of(value: Any, trace: int, node: Any) -> Any:
     if not isinstance(node, Node):
         return ArrayBox(value, trace, node)
     return (TracedView if node.is_view else TracedArray)(value, trace, node)
+
+
+def as_view(box: TracedArray) -> TracedArray:
+    """Return a box that looks at the memory of another one, for what a function has returned."""
+    return TracedView(box._value, box._trace, box._node)
 
 
 def root_box(value: Any, trace: int, log: OpLog | None = None) -> TracedArray:

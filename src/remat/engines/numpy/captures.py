@@ -238,6 +238,10 @@ class Captures:
         """Return the numbers that the functions close over, as they are now, by place."""
         return {key: place.get() for key, (place, _) in self._watched.items()}
 
+    def set_numbers_back(self) -> None:
+        """Set them to what they were when they were found."""
+        self.put_numbers({key: before for key, (_, before) in self._watched.items()})
+
     def put_numbers(self, numbers: dict[Any, Any]) -> None:
         """Set them to what `numbers()` has returned before."""
         for key, value in numbers.items():

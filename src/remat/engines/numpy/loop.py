@@ -29,6 +29,7 @@ from ...loops import (
 )
 from ...stores import MemoryStore, Store
 from .captures import Captures, capture
+from .overlaps import guarded
 from .randomness import Randomness
 from .steps import Gradients, HeldState, Outputs, PerStep, RecordedStep, Steps
 from .tape import is_differentiable, is_made, plain, zeros_like
@@ -306,7 +307,7 @@ def _plain_leaves(leaves: list[Any]) -> list[Any]:
         others = zip(found, leaves[:i], strict=True)
         shared = any(value is other and leaf is not box for other, box in others)
         found.append(value.copy() if shared and isinstance(value, np.ndarray) else value)
-    return found
+    return guarded(found, found)
 
 
 def _held_bytes(state: HeldState) -> int:

@@ -6,19 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from autograd.builtins import container_take
 from autograd.core import VJPNode, VSpace, primitive_vjps, sparse_add
 from autograd.tracer import notrace_primitives
 
 from ...errors import UnsupportedError
 from .follow import plain
 
-__all__ = ["LoggedNode", "Node", "OpLog", "memory_of", "shape_and_dtype"]
+__all__ = ["LoggedNode", "Node", "OpLog", "cast", "memory_of", "shape_and_dtype"]
 
 
 class Node(VJPNode):  # type: ignore[misc]
     """A node of a trace that remat started: autograd's, with an error that says what to do."""
 
-    # is_view: of the memory of an operand. is_sum: of gradients, in a trace around a backward pass.
+    # is_view: of the memory of an operand; for a list, one for each part.
+    # is_sum: of gradients, in a trace around a backward pass.
     __slots__ = ("dtype", "is_sum", "is_view", "name", "shape")
 
     def __init__(
@@ -31,7 +33,7 @@ class Node(VJPNode):  # type: ignore[misc]
                 "with autograd.extend.primitive and defvjp"
             )
         super().__init__(value, fun, args, kwargs, argnums, parents)
-        self.is_view = not getattr(fun, "copies_on_write", False) and _looks_at(value, args)
+        self.is_view = _viewing(value, fun, args, parents)
         self.is_sum = fun in _SUMS_OF_GRADIENTS
         self.name = getattr(fun, "__name__", str(fun))
         self.shape, self.dtype = shape_and_dtype(value)
@@ -85,8 +87,30 @@ def shape_and_dtype(value: Any) -> tuple[Any, Any]:
     return None, None
 
 
-def _looks_at(value: Any, operands: Any) -> bool:
-    value = plain(value)
+def cast(gradient: Any, dtype: np.dtype[Any]) -> Any:
+    """Return a gradient, traced or not, in the type of the value that it belongs to."""
+    found = getattr(plain(gradient), "dtype", None)
+    if found is None or found == dtype:
+        return gradient
+    if found.kind == "c" and dtype.kind == "f":
+        gradient = gradient.real
+    return gradient.astype(dtype)
+
+
+def _viewing(value: Any, fun: Any, args: Any, parents: Any) -> Any:
+    if fun is container_take:  # a part of a result looks at what the result looks at
+        views = getattr(parents[0], "is_view", False)
+        return views[args[1]] if isinstance(views, list | dict) else False
+    if getattr(fun, "copies_on_write", False):
+        return False
+    return _looks_at(plain(value), args)
+
+
+def _looks_at(value: Any, operands: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_looks_at(part, operands) for part in value]
+    if isinstance(value, dict):
+        return {key: _looks_at(part, operands) for key, part in value.items()}
     if not isinstance(value, np.ndarray):
         return False
     memory = memory_of(value)  # itself, if a function has returned its operand

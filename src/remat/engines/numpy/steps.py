@@ -14,6 +14,7 @@ from ...loops import Measured, StepOutputs
 from ...stores import Arrays
 from .arrays import NumpyArrays
 from .captures import Captures
+from .overlaps import copy_of, guarded, refuse_write_to_overlap
 from .randomness import Moment, Randomness
 from .tape import (
     Flagged,
@@ -111,6 +112,7 @@ class Steps:
                 if collect:
                     keep(output, step)
         except Exception as error:
+            refuse_write_to_overlap(error, state, step)
             _note(error, step)
             raise
         self._reached = max(self._reached, stop)
@@ -140,7 +142,7 @@ class Steps:
 
         def run(values: list[Any]) -> list[Any]:
             # What is not traced could be changed in place: the held one must not be.
-            own = [_copy(values[i]) if values[i] is leaf else values[i] for i, leaf in firsts]
+            own = [copy_of(values[i]) if values[i] is leaf else values[i] for i, leaf in firsts]
             x = trees.unflatten(given[1], values[sizes[0] : sum(sizes)])
             boxes = values[sum(sizes) :]
             with self.captures.filled(boxes):
@@ -164,7 +166,9 @@ class Steps:
         results = recording.results
         refuse_boxes(results)
         self.outputs.keep(results[sizes[0] :], step)
-        after = [_compact(leaf) for leaf in results[: sizes[0]]]
+        new = results[: sizes[0]]
+        after = guarded(new, [_compact(leaf) for leaf in new])
+        del new
         del results[:]  # the state after is held once, the outputs not at all
         recorded = RecordedStep(recording, held, HeldState(after, self.randomness.moment()))
         if step < self._reached and self.outputs.are_compared:
@@ -269,7 +273,7 @@ class Steps:
         leaves, structure = trees.flatten(state)
         self._check_structure(structure, step)
         refuse_boxes(leaves)
-        compact = [_compact(leaf) for leaf in leaves]
+        compact = guarded(leaves, [_compact(leaf) for leaf in leaves])
         if all(map(_is, compact, leaves)):
             return state
         return trees.unflatten(structure, compact)
@@ -368,9 +372,9 @@ def _copy(leaf: Any) -> Any:
 def _copies(leaves: list[Any]) -> list[Any]:
     """Copy the leaves of a state; what is one array stays one array."""
     if len(leaves) == 1:
-        return [_copy(leaves[0])]
-    copies = {id(leaf): _copy(leaf) for leaf in leaves}
-    return [copies[id(leaf)] for leaf in leaves]
+        return [copy_of(leaves[0])]
+    copies = {id(leaf): copy_of(leaf) for leaf in leaves}
+    return guarded(leaves, [copies[id(leaf)] for leaf in leaves])
 
 
 def _compact(leaf: Any) -> Any:

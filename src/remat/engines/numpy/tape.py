@@ -18,6 +18,7 @@ from autograd.util import toposort
 from ...errors import UnsupportedError
 from . import pickles
 from .boxes import OpLog, plain, root_box
+from .nodes import cast
 
 __all__ = [
     "Flagged",
@@ -121,16 +122,6 @@ def _fitted(node: Any, parent: Any, part: Any) -> Any:
             "arguments: bring them to a common shape first"
         )
     return cast(part, parent.dtype)
-
-
-def cast(gradient: Any, dtype: np.dtype[Any]) -> Any:
-    """Return a gradient, traced or not, in the type of the value that it belongs to."""
-    found = getattr(plain(gradient), "dtype", None)
-    if found is None or found == dtype:
-        return gradient
-    if found.kind == "c" and dtype.kind == "f":
-        gradient = gradient.real
-    return gradient.astype(dtype)
 
 
 def _foreign_root(node: Any) -> UnsupportedError:

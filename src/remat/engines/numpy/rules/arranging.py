@@ -290,6 +290,12 @@ def _copy(a: Any, order: str = "K", subok: bool = False) -> Any:
     return a.copy(order)
 
 
+@rule_for(*numpy_functions("astype"))
+def _astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
+    refuse("astype", {"device": device})
+    return x.astype(dtype, copy=copy)
+
+
 @rule_for(np.full_like)
 def _full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Any = None, **_: Any) -> Any:
     shape = np.shape(a) if shape is None else shape
