@@ -29,7 +29,7 @@ from . import follow, pickles
 from .follow import plain
 from .nodes import LoggedNode, Node, OpLog, cast, memory_of, shape_and_dtype
 
-__all__ = ["OpLog", "TracedArray", "as_view", "plain", "root_box"]
+__all__ = ["OpLog", "TracedArray", "as_view", "captured_box", "plain", "root_box"]
 
 Array = Any  # autograd and NumPy share no useful type
 
@@ -420,6 +420,22 @@ def _write(out: tuple[Any, ...], result: Any) -> Any:
     return target._update(result)
 
 
+class CapturedArray(TracedArray):
+    """What a step closes over, for all steps of a loop."""
+
+    __slots__ = ()
+
+    def _become(self, result: Any) -> None:
+        raise UnsupportedError(
+            "the function changes in place what it closes over; what changes from call to call "
+            "belongs into the state (or the inputs and results) of the function"
+        )
+
+
+def captured_box(value: Any, trace: int) -> CapturedArray:
+    return CapturedArray(value, trace, Node.new_root(value))
+
+
 def _box_of(value: Any, trace: int, node: Any) -> Any:
     """Make the box for a result: ours in our traces, autograd's in others."""
     if not isinstance(node, Node):
@@ -465,7 +481,7 @@ def _install() -> None:
     for value_type, maker in list(Box.type_mappings.items()):
         if maker in makers and value_type is not maker:
             Box.type_mappings[value_type] = makers[maker]
-    for cls in (TracedArray, TracedView):
+    for cls in (TracedArray, TracedView, CapturedArray):
         Box.types.add(cls)
         Box.type_mappings[cls] = _box_of
 

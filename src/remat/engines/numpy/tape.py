@@ -17,12 +17,13 @@ from autograd.util import toposort
 
 from ...errors import UnsupportedError
 from . import pickles
-from .boxes import OpLog, plain, root_box
+from .boxes import OpLog, captured_box, plain, root_box
 from .nodes import cast
 
 __all__ = [
     "Flagged",
     "Recording",
+    "SharedRoots",
     "is_differentiable",
     "plain",
     "record",
@@ -51,6 +52,31 @@ def zeros_like(value: Any) -> Any:
     return vspace(value).zeros()
 
 
+class SharedRoots:
+    """What all steps of a loop close over: boxed once, whatever the number of steps.
+
+    A step costs what it uses; its gradients are added to `sums`, by number.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = values
+        self.sums: dict[int, Flagged] = {}
+        self.numbers: dict[Any, int] = {}  # by node, of all traces
+        self._boxes: dict[int, list[Any]] = {}  # by trace
+
+    def boxes(self) -> list[Any]:
+        """Return the boxes for the trace that is being recorded: the same list every time."""
+        trace = trace_stack.top
+        if trace not in self._boxes:
+            self._boxes[trace] = [
+                captured_box(value, trace) if is_differentiable(value) else value
+                for value in self.values
+            ]
+            found = enumerate(self._boxes[trace])
+            self.numbers |= {box._node: i for i, box in found if isbox(box)}
+        return self._boxes[trace]
+
+
 class Recording:
     """One recorded call: its plain results and the graph that leads back to its inputs."""
 
@@ -61,11 +87,17 @@ class Recording:
         self.ends = ends  # a node for each result, None for those that depend on no input
         self.results = results
 
-    def go_back(self, seeds: Sequence[Any], sums: Sequence[Flagged | None]) -> list[Flagged | None]:
+    def go_back(
+        self,
+        seeds: Sequence[Any],
+        sums: Sequence[Flagged | None],
+        shared: SharedRoots | None = None,
+    ) -> list[Flagged | None]:
         """Pull `seeds`, a gradient (or None) for each result, back to the inputs.
 
-        `sums` holds, for each input, what it has gathered so far. Adding to it here, node by node,
-        is the order in which plain autograd adds over a whole loop: the rounding is the same.
+        `sums` holds, for each input, what it has gathered so far, and `shared` what the step closes
+        over. Adding to them here, node by node, is the order in which plain autograd adds over a
+        whole loop: the rounding is the same.
         """
         gathered: dict[Any, Flagged] = {
             root: total
@@ -73,18 +105,25 @@ class Recording:
             if root is not None and total is not None
         }
         before, roots = dict(gathered), {root for root in self.roots if root is not None}
+        numbers, totals = (shared.numbers, shared.sums) if shared else ({}, {})
+
+        def add(node: Any, part: Any) -> None:
+            if node in numbers:
+                totals[numbers[node]] = add_outgrads(totals.get(numbers[node]), part)
+            else:
+                gathered[node] = add_outgrads(gathered.get(node), part)
+
         top = _Top([node for node, g in zip(self.ends, seeds, strict=True) if _counts(node, g)])
         for node in toposort(top):
             if node is top:
                 for end, seed in zip(self.ends, seeds, strict=True):
                     if _counts(end, seed):
-                        gathered[end] = add_outgrads(gathered.get(end), seed)
+                        add(end, seed)
             elif node.parents:
                 out, _ = gathered.pop(node)
                 for parent, part in zip(node.parents, _parts(node, out), strict=True):
-                    fitting = _fitted(node, parent, part)
-                    gathered[parent] = add_outgrads(gathered.get(parent), fitting)
-            elif node not in roots:
+                    add(parent, _fitted(node, parent, part))
+            elif node not in roots and node not in numbers:
                 raise _foreign_root(node)
         before.update(gathered)
         return [before.get(root) if root is not None else None for root in self.roots]
