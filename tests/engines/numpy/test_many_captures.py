@@ -11,13 +11,6 @@ import remat
 
 from .oracles import difference_quotient
 
-HOLDERS = {
-    "list": list,
-    "dict": lambda ws: dict(enumerate(ws)),
-    "mixed list": lambda ws: [part for i, w in enumerate(ws) for part in (w, i)][::2] + ["end"],
-    "lists in a list": lambda ws: _Pairs(ws),
-}
-
 
 class _Pairs:
     """Arrays in two lists, taken by one number."""
@@ -27,6 +20,14 @@ class _Pairs:
 
     def __getitem__(self, i: int):
         return self.halves[i % 2][i // 2]
+
+
+HOLDERS = {
+    "list": list,
+    "dict": lambda ws: dict(enumerate(ws)),
+    "mixed list": lambda ws: [*ws, "end", 3.0],
+    "lists in a list": _Pairs,
+}
 
 
 def loss_over(holder, layers: int, schedule: str = "all"):

@@ -284,7 +284,12 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
 
     def reshape(self, *shape: Any, order: str = "C") -> Any:
         sizes = shape[0] if len(shape) == 1 else shape
-        return follow.call(np.reshape, (self, sizes), {} if order == "C" else {"order": order})
+        if order == "C":  # the usual case, without a look at the options
+            return anp.reshape(self, sizes)
+        return follow.call(np.reshape, (self, sizes), {"order": order})
+
+    def ravel(self, order: str = "C") -> Any:
+        return anp.ravel(self) if order == "C" else follow.call(np.ravel, (self, order), {})
 
     def compress(self, condition: Any, axis: int | None = None) -> Any:
         return follow.call(np.compress, (condition, self, axis), {})
@@ -344,7 +349,7 @@ def _method(name: str) -> Any:
 
 for _name in (
     *("all", "any", "argmax", "argmin", "argsort", "clip", "cumprod", "cumsum", "diagonal"),
-    *("max", "mean", "min", "prod", "ravel", "repeat", "round", "squeeze", "std", "sum"),
+    *("max", "mean", "min", "prod", "repeat", "round", "squeeze", "std", "sum"),
     *("swapaxes", "take", "trace", "var", "ptp"),
 ):
     setattr(TracedArray, _name, _method(_name))

@@ -10,6 +10,7 @@ Three sources, in this order:
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -114,6 +115,17 @@ def _signature(func: Any) -> inspect.Signature:
     return inspect.signature(func)
 
 
+@lru_cache(maxsize=512)
+def _names(func: Any) -> tuple[str, ...]:
+    """Return the names of the arguments that may be given by position."""
+    try:
+        parameters = _signature(func).parameters.values()
+    except ValueError:  # a C function without a signature
+        return ()
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in itertools.takewhile(lambda p: p.kind in by_position, parameters))
+
+
 def _positional(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Move traced keyword arguments to the front: autograd looks at positional ones only."""
     if not any(has_box(value) for value in kwargs.values()):
@@ -142,10 +154,7 @@ _OPTIONS: dict[str, tuple[Any, ...]] = {
 
 
 def _refuse_options(func: Any, args: Any, kwargs: Any) -> None:
-    try:
-        given = _signature(func).bind(*args, **kwargs).arguments
-    except (ValueError, TypeError):  # a C function without a signature, or a wrong call
-        given = kwargs
+    given = {**dict(zip(_names(func), args, strict=False)), **kwargs}
     for name, allowed in _OPTIONS.items():
         value = given.get(name, np._NoValue)
         is_word = isinstance(value, str | bool | type(None))

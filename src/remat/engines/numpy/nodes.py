@@ -114,8 +114,11 @@ def _looks_at(value: Any, operands: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return False
     memory = memory_of(value)  # itself, if a function has returned its operand
-    for operand in map(plain, operands):
-        parts = operand if isinstance(operand, list | tuple) else (operand,)
-        if any(isinstance(plain(part), np.ndarray) and memory_of(part) is memory for part in parts):
+    for operand in operands:
+        operand = plain(operand)  # noqa: PLW2901
+        if isinstance(operand, np.ndarray):
+            if memory_of(operand) is memory:
+                return True
+        elif isinstance(operand, list | tuple) and _looks_at(value, operand):
             return True
     return False
