@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Protocol
 
 from .errors import RematWarning
@@ -20,6 +21,7 @@ from .plans.trace import Trace
 
 __all__ = ["Watcher", "start_watching", "stop_watching", "warn_once", "watched_by", "watchers"]
 
+_FRAMEWORKS = {"torch", "autograd"}  # which call back, in backward
 _HERE = str(Path(__file__).parent / "_")[:-1]  # with the separator at its end
 
 
@@ -105,8 +107,13 @@ def warn_once(key: Hashable, message: str) -> None:
 
 
 def _frames_inside() -> int:
-    """Count the frames from here up to the first that is not remat's own."""
+    """Count the frames from here up to the first that is neither remat's own nor a framework's."""
     count, frame = 0, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame.f_back is not None and _is_inside(frame):
         count, frame = count + 1, frame.f_back
     return count
+
+
+def _is_inside(frame: FrameType) -> bool:
+    package, _, _ = frame.f_globals.get("__name__", "").partition(".")
+    return package in _FRAMEWORKS or frame.f_code.co_filename.startswith(_HERE)

@@ -1,4 +1,4 @@
-"""In a notebook, with and without IPython's display: what rich does there by itself is not enough."""
+"""In a notebook, with and without IPython: what rich does there by itself is not enough."""
 
 from __future__ import annotations
 
