@@ -38,7 +38,7 @@ from tests.schedules.strategies import disks, thorough
         ),
         (
             *(1000, {"memory_bytes": "64MB", "state_bytes": "1MB", "tape_bytes": "3MB"}),
-            *("mixed", "the exact programme over states and tapes uses the room best"),
+            *("mixed", "optimal for states and tapes"),
         ),
         (
             *(100, {"slots": 2, "disk": Disk(20, 0.5, 0.5)}),
@@ -158,7 +158,7 @@ def test_the_default_number_of_checkpoints_is_the_root() -> None:
 # ---- what is predicted is what is executed
 
 loops = st.integers(0, 60)
-# Why so large? Where a state is a few bytes, the table of the exact programme is not worth it.
+# Why so large? Where a state is a few bytes, the table of the optimal schedule is not worth it.
 MB = 10**6
 budgets = st.integers(0, 6000 * MB)
 

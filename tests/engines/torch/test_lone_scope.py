@@ -88,7 +88,7 @@ def test_what_it_says_is_true(name) -> None:
     profiler = remat.CheckpointProfiler()
     with pytest.warns(remat.RematWarning, match="saves no memory"), profiler:
         train(name)
-    plain = profiler._ledger.plain_peak
+    plain = profiler._accounting.plain_peak
     assert profiler.memory_saved() <= 0.02 * plain
     assert "Checkpoint its parts instead" in profiler.report()
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...errors import UnsupportedError
+from ...observers import observers, warn_once
 from ...plans.policy import Policy
 from ...segments import SegmentOptions
-from ...watching import warn_once, watchers
 from .backend import are_functorch_transforms_active, is_traced_by_make_fx, never_compiled
 from .diagnostics.accounting import Accounting, name_of
 from .memory.records import Value
@@ -74,15 +74,15 @@ def open_region(
         recorder.idle += 1
         return None
     _refuse_transforms()
-    watching = watchers()
+    attending = observers()
     # Its text, not the function: what that closes over may lead back to the region.
-    text = name if type(name) is str else name_of(name) if watching else ""
+    text = name if type(name) is str else name_of(name) if attending else ""
     retention = None if policy is None and limit is None else Retention(policy, limit)
     region = Region(text, preserve_rng_state=preserve_rng_state, retention=retention)
     if observer is not None:
         region.attend(observer)
-    elif watching:
-        region.attend(Accounting(text, watching))
+    elif attending:
+        region.attend(Accounting(text, attending))
     recorder.open(region)
     return region
 

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable
 from weakref import ref
 
+from ....observers import warn_once
 from ....sizes import format_bytes
-from ....watching import warn_once
 from ..backend import count_graph_nodes
 from ..recording.recorder import Recorder
 from ..region import Region
@@ -26,7 +26,7 @@ _MOST_NODES = 8  # of autograd's graph, for a loss
 
 
 class LoneScope:
-    """Is told when backward comes to the region of a scope, and looks whether it is alone."""
+    """Is called when backward comes to the region of a scope, and looks whether it is alone."""
 
     def __init__(self, region: Region, recorder: Recorder, then: Callable[[], None] | None) -> None:
         self._region = ref(region)
