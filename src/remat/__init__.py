@@ -11,7 +11,7 @@ from .api.profiling import CheckpointProfiler
 from .api.scopes import CheckpointNode, CheckpointScope, is_checkpoint, mark_checkpoint, name
 from .api.segments import adaptive_checkpoint, checkpoint, checkpoint_segment
 from .api.sequential import checkpoint_sequential
-from .api.verifying import verify
+from .api.verify import verify
 from .errors import (
     BudgetTooSmallError,
     LoopTransformError,

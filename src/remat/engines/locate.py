@@ -12,10 +12,10 @@ from typing import Any, Protocol, cast
 
 from .. import trees
 from ..errors import UnsupportedError
+from ..observers import Observer
 from ..segments import SegmentOptions
 from ..stores import Arrays
 from ..verification import Verification
-from ..watching import Watcher
 
 __all__ = [
     "Engine",
@@ -139,7 +139,7 @@ def engine_with_scopes() -> ScopeEngine:
     return cast(ScopeEngine, _load("torch"))
 
 
-def track_allocations(observer: Watcher) -> Callable[[], None]:
+def track_allocations(observer: Observer) -> Callable[[], None]:
     """Tell an observer what this thread allocates, where an engine can; return what ends that."""
     if _array_type("torch") is None:
         return lambda: None

@@ -16,8 +16,8 @@ from autograd.tracer import isbox, trace_stack
 from ... import trees
 from ...errors import RecomputeMismatchError, UnsupportedError
 from ...loops import Account, is_inside_a_region
+from ...observers import warn_once
 from ...segments import SegmentOptions
-from ...watching import warn_once
 from .boxes import OpLog, TracedArray, as_view
 from .captures import capture
 from .nodes import memory_of
