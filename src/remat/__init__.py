@@ -1,7 +1,9 @@
 """remat: exact gradients inside a memory budget."""
 
 from . import policies
+from .api.budgets import CheckpointManager, auto_checkpoint
 from .api.chains import ActivationCheckpointer, CheckpointConfig
+from .api.frontiers import frontier, memory_report
 from .api.gradients import grad, value_and_grad
 from .api.groups import CheckpointGroup
 from .api.loops import checkpointed_loop, checkpointed_scan, checkpointed_while
@@ -9,7 +11,7 @@ from .api.profiling import CheckpointProfiler
 from .api.scopes import CheckpointNode, CheckpointScope, is_checkpoint, mark_checkpoint, name
 from .api.segments import adaptive_checkpoint, checkpoint, checkpoint_segment
 from .api.sequential import checkpoint_sequential
-from .api.verifying import verify
+from .api.verify import verify
 from .errors import (
     BudgetTooSmallError,
     LoopTransformError,
@@ -37,6 +39,7 @@ __all__ = [
     "BudgetTooSmallError",
     "CheckpointConfig",
     "CheckpointGroup",
+    "CheckpointManager",
     "CheckpointNode",
     "CheckpointProfiler",
     "CheckpointScope",
@@ -53,6 +56,7 @@ __all__ = [
     "Verification",
     "__version__",
     "adaptive_checkpoint",
+    "auto_checkpoint",
     "checkpoint",
     "checkpoint_segment",
     "checkpoint_sequential",
@@ -61,10 +65,12 @@ __all__ = [
     "checkpointed_while",
     "compute_checkpoint_positions",
     "estimate_checkpoint_savings",
+    "frontier",
     "get_memory_savings",
     "grad",
     "is_checkpoint",
     "mark_checkpoint",
+    "memory_report",
     "name",
     "plan_loop",
     "policies",

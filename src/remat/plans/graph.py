@@ -21,7 +21,7 @@ from ..errors import BudgetTooSmallError
 from ..sizes import format_bytes, parse_budget
 from .bounds import LowerBound
 from .facts import Facts
-from .plan import Plan, Stage
+from .plan import Plan
 from .search import PlanSet, improve
 from .segments import Curve, choose_cuts, solve_segments
 from .simulate import Judge, Simulation
@@ -64,7 +64,8 @@ def plan_trace(trace: Trace, memory_budget: int | float | str) -> Plan:
             f"this pass needs at least {least} bytes ({format_bytes(least)}) whatever is "
             f"recomputed, got memory_budget={memory_budget!r}"
             f"{'' if isinstance(memory_budget, int) else f' ({budget} bytes)'}; a plain pass needs "
-            f"{format_bytes(library.plain.peak_bytes)}"
+            f"{format_bytes(library.plain.peak_bytes)}",
+            smallest=least,
         )
     return replace(
         plan,

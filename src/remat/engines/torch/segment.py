@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...errors import UnsupportedError
+from ...observers import observers, warn_once
 from ...plans.policy import Policy
 from ...segments import SegmentOptions
-from ...watching import warn_once, watchers
 from .backend import are_functorch_transforms_active, is_traced_by_make_fx, never_compiled
 from .diagnostics.accounting import Accounting, name_of
 from .memory.records import Value
@@ -75,15 +75,15 @@ def open_region(
         recorder.idle += 1
         return None
     refuse_transforms()
-    watching = watchers()
+    attending = observers()
     # The name, not the function: its closure may refer to the region.
-    text = name if type(name) is str else name_of(name) if watching else ""
+    text = name if type(name) is str else name_of(name) if attending else ""
     retention = None if policy is None and limit is None else Retention(policy, limit)
     region = Region(text, preserve_rng_state=preserve_rng_state, retention=retention)
     if observer is not None:
         region.attend(observer)
-    elif watching:
-        region.attend(Accounting(text, watching))
+    elif attending:
+        region.attend(Accounting(text, attending))
     recorder.open(region)
     return region
 
@@ -107,8 +107,9 @@ def close_region(region: Region | None, what: Any) -> None:
     recorder = recorder_of_this_thread()
     if region is None:
         recorder.idle -= 1
-        if what is not None:
-            _warn(what, _why_disabled())
+        mode = changing_mode() if torch.is_grad_enabled() else None
+        if what is not None and mode is not None:
+            _warn(what, why_it_counts(mode))
         return
     recorder.close(region)
     saved = region.saved
@@ -116,7 +117,7 @@ def close_region(region: Region | None, what: Any) -> None:
         first = saved[0]()
         if first is not None and first.value.held is None:
             return  # the common case
-    if what is not None and region.has_kept_everything():
+    if what is not None and region.has_kept_everything() and not _is_evaluated(what):
         _warn(what, _why_no_effect(region))
     elif what is not None and region.retention is not None and region.retention.matched_nothing:
         policy = region.retention.policy
@@ -127,13 +128,6 @@ def close_region(region: Region | None, what: Any) -> None:
         )
 
 
-def _why_disabled() -> str:
-    mode = changing_mode() if torch.is_grad_enabled() else None
-    if mode is not None:
-        return why_it_counts(mode)
-    return "gradients are disabled here (torch.no_grad or inference mode)"
-
-
 def _why_no_effect(region: Region) -> str:
     if region.saved:
         return "every activation is marked with mark_checkpoint or cannot be recomputed"
@@ -141,6 +135,12 @@ def _why_no_effect(region: Region) -> str:
         "autograd saves none of its activations: none of its inputs and parameters requires grad, "
         "or its ops need only tensors from outside"
     )
+
+
+def _is_evaluated(what: Any) -> bool:
+    """Return whether it is a module, or a method of one, in eval mode: nothing is to be saved."""
+    module = getattr(what, "__self__", what)
+    return isinstance(module, torch.nn.Module) and not module.training
 
 
 def _warn(what: Any, why: str) -> None:

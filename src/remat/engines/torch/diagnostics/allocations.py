@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....loops.accounts import is_inside_a_region
-from ....watching import Watcher
+from ....observers import Observer
 from ..backend import (
     dispatch_mode_stack,
     is_functorch_tensor,
@@ -32,8 +32,8 @@ from .accounting import storage_number
 __all__ = ["track_allocations"]
 
 
-def track_allocations(observer: Watcher) -> Callable[[], None]:
-    """Report what this thread allocates from now on; return a function that stops it."""
+def track_allocations(observer: Observer) -> Callable[[], None]:
+    """Notify an observer of what this thread allocates; return a function that stops it."""
     tracker = _AllocationTracker(observer)
     push_dispatch_mode(tracker)
     return tracker.stop
@@ -42,7 +42,7 @@ def track_allocations(observer: Watcher) -> Callable[[], None]:
 class _AllocationTracker(TorchDispatchMode):
     remat_looks_on = True
 
-    def __init__(self, observer: Watcher) -> None:
+    def __init__(self, observer: Observer) -> None:
         super().__init__()
         self._observer = observer
         self._living: dict[int, Any] = {}  # weak references to storages
@@ -90,7 +90,7 @@ class _AllocationTracker(TorchDispatchMode):
 class _OnFree:
     """The callback for a freed storage."""
 
-    def __init__(self, living: dict[int, Any], number: int, observer: Watcher) -> None:
+    def __init__(self, living: dict[int, Any], number: int, observer: Observer) -> None:
         self._living, self._number, self._observer = living, number, observer
 
     def __call__(self, _: Any) -> None:

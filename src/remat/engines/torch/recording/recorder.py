@@ -65,6 +65,7 @@ class Recorder(TorchDispatchMode):
         self.table = StorageTable(self._reuse)
         self._writes = WriteTracker(self.table)
         self._ops = 0
+        self.iteration_start = 0  # the number of the first op since backward last began
         self._hook = self._pack  # one object, so that it can be compared
 
     @classmethod
@@ -74,6 +75,11 @@ class Recorder(TorchDispatchMode):
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True  # compiled code stays compiled; its outputs are external inputs
+
+    @property
+    def op_count(self) -> int:
+        """The number of ops recorded in this thread so far."""
+        return self._ops
 
     # -- regions open and close in order; the outermost activates the recorder ---------------------
 
@@ -151,6 +157,7 @@ class Recorder(TorchDispatchMode):
         Otherwise a scope around a training loop would keep the ops of all iterations alive through
         tensors that outlive an iteration: optimizer state, a running total.
         """
+        self.iteration_start = self._ops
         if self.opened:
             self.table.reset()
 
