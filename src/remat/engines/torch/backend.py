@@ -105,7 +105,7 @@ top_saved_tensor_hooks: Callable[[bool], Any] = _private(
 )
 
 has_global_module_hooks: Callable[[], bool] = _private(
-    "nn.modules.module._has_any_global_hook", "tells whether calls of modules are tracked"
+    "nn.modules.module._has_any_global_hook", "checks whether module calls are tracked"
 )
 
 # -- the dispatcher --------------------------------------------------------------------------------

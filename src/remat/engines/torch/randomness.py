@@ -97,7 +97,7 @@ def generator_of(args: Iterable[Any], kwargs: dict[str, Any]) -> torch.Generator
 
 
 def _of_device(device: torch.device) -> torch.Generator:
-    if device.type in ("cpu", "meta"):  # (ops on meta tensors draw nothing)
+    if device.type in ("cpu", "meta"):  # ops on meta tensors draw no numbers
         return torch.default_generator
     if device.type == "mps":
         return torch.mps._get_default_mps_generator()

@@ -138,7 +138,7 @@ def _why_no_effect(region: Region) -> str:
 
 
 def _is_evaluated(what: Any) -> bool:
-    """Return whether it is a module, or a method of one, in eval mode: nothing is to be saved."""
+    """Return whether `what` is a module, or a method of one, in eval mode."""
     module = getattr(what, "__self__", what)
     return isinstance(module, torch.nn.Module) and not module.training
 

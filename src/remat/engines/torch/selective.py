@@ -86,7 +86,7 @@ def policy_of_contexts(context_fn: Callable[[], Any]) -> Any:
         return None
     raise UnsupportedError(
         f"context_fn={context_fn!r} returns contexts for the forward pass and the recomputation; "
-        "remat runs no Python code again, so there is nothing to enter the second one for. "
+        "remat runs no Python code again, so the second one is of no use. "
         "Policies of create_selective_checkpoint_contexts work; enter other contexts inside of fn"
     )
 

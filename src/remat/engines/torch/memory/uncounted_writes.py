@@ -46,8 +46,8 @@ def watch() -> None:
 
 
 def _after_step(optimizer: Optimizer, *_: Any) -> None:
-    for tell in on_optimizer_step:
-        tell()
+    for notify in on_optimizer_step:
+        notify()
     for group in optimizer.param_groups:
         if group.get("fused"):
             for parameter in group["params"]:
@@ -67,8 +67,8 @@ def _wrap(name: str, before: Callable[[Tensor], None]) -> None:
 
 
 def _before_direct_write(tensor: Tensor) -> None:
-    for tell in on_direct_write:
-        tell(tensor)
+    for notify in on_direct_write:
+        notify(tensor)
 
 
 def _before_export(tensor: Tensor) -> None:
