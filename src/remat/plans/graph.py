@@ -29,8 +29,8 @@ from .trace import Trace
 
 __all__ = ["Frontier", "FrontierPoint", "frontier", "plan_trace"]
 
-_JUDGED_OPS = 120_000  # that the judge goes through for the plans of the curve
-_SEARCHED_OPS = 60_000  # and for those of the search
+_JUDGED_OPS = 40_000  # that the judge goes through for the plans of the curve
+_SEARCHED_WORK = 100_000  # ops and nodes that it goes through for those of the search
 _FRONTIER_POINTS = 40
 
 
@@ -99,9 +99,8 @@ class _Library:
         judged = min(count, max(8, _JUDGED_OPS // facts.count))
         for number in sorted({round(n * (count - 1) / judged) for n in range(judged + 1)}):
             self._plans.offer(curve.plan(number))
-        searched = _SEARCHED_OPS // facts.count
         where = cuts if facts.count > 40 else list(range(facts.count + 1))
-        improve(self._plans, facts, where, most=self._plans.tried + searched)
+        improve(self._plans, facts, where, most=_SEARCHED_WORK)
 
     @property
     def smallest_budget(self) -> int:
@@ -126,7 +125,7 @@ class _Library:
     def _judged(self, number: int) -> Plan:
         assert self._curve is not None
         plan = self._curve.plan(number)
-        peak, seconds = self._plans.judge.score(plan)
+        peak, seconds, _ = self._plans.judge.score(plan)
         return replace(plan, peak_bytes=peak, extra_seconds=seconds)
 
 

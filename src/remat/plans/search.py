@@ -16,6 +16,8 @@ from .simulate import Judge
 
 __all__ = ["PlanSet", "improve"]
 
+_SMALL = 40  # ops; of larger traces, plans that keep nothing take too long to judge
+
 
 class PlanSet:
     """Judged plans that no other one beats in both bytes and seconds, by bytes."""
@@ -25,6 +27,7 @@ class PlanSet:
         self._seen: set[tuple[frozenset[int], tuple[Stage, ...]]] = set()
         self._peaks: list[int] = []
         self.plans: list[Plan] = []
+        self.work = 0  # the ops and nodes that the judge has gone through
 
     def offer(self, plan: Plan) -> Plan | None:
         """Judge a plan; return it with its figures if no other one beats it."""
@@ -32,7 +35,8 @@ class PlanSet:
         if key in self._seen:
             return None
         self._seen.add(key)
-        peak, seconds = self.judge.score(plan)
+        peak, seconds, work = self.judge.score(plan)
+        self.work += work
         return self._put(replace(plan, peak_bytes=peak, extra_seconds=seconds))
 
     def _put(self, plan: Plan) -> Plan | None:
@@ -52,27 +56,24 @@ class PlanSet:
         place = bisect_right(self._peaks, budget)
         return self.plans[place - 1] if place else None
 
-    @property
-    def tried(self) -> int:
-        """How many plans have been judged."""
-        return len(self._seen)
-
 
 def improve(plans: PlanSet, facts: Facts, cuts: list[int], *, most: int) -> None:
-    """Try the neighbours of all plans in a set, and of what comes in, up to so many.
+    """Try the neighbours of all plans in a set, and of what comes in, up to so much work.
 
     When no single change helps any more, two at a time are tried.
     """
     moves = _Moves(facts, cuts)
     explored: set[tuple[int, Plan]] = set()
-    for plan in moves.extremes():
-        plans.offer(plan)
+    most += plans.work
+    if facts.count <= _SMALL:
+        for plan in moves.extremes():
+            plans.offer(plan)
     for changes in (1, 2):
         while todo := [plan for plan in plans.plans if (changes, plan) not in explored]:
             for plan in todo:
                 explored.add((changes, plan))
                 for other in moves.around(plan, changes):
-                    if plans.tried >= most:
+                    if plans.work >= most:
                         return
                     plans.offer(other)
 

@@ -95,11 +95,11 @@ class Judge:
         check_plan(self._facts.trace, plan)
         return _Run(self._facts, _Logic(self._facts, plan)).simulation()
 
-    def score(self, plan: Plan) -> tuple[int, float]:
-        """Return the peak bytes and extra seconds of a plan, and nothing else."""
+    def score(self, plan: Plan) -> tuple[int, float, int]:
+        """Return the peak bytes and extra seconds of a plan, and how many ops and nodes ran."""
         run = _Run(self._facts, _Logic(self._facts, plan))
         run.run()
-        return run.memory.peak.nbytes, run.extra_seconds
+        return run.memory.peak.nbytes, run.extra_seconds, len(run.memory.moments)
 
 
 def simulate_plain(trace: Trace) -> Simulation:
