@@ -1,7 +1,8 @@
 """Lower bounds: the seconds of recomputation that no plan can avoid within a budget.
 
 When forward ends, what is held fits into the budget; all else that backward needs has to be
-computed again at least once, from what is held then. This bounds every plan, whatever it does later.
+computed again at least once, from what is held then. This holds for every plan, whatever it does
+later.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from ..errors import BudgetTooSmallError
 from ..sizes import format_bytes, parse_budget
 from .bounds import LowerBound
 from .facts import Facts
-from .plan import Plan, Stage
+from .plan import Plan
 from .search import PlanSet, improve
 from .segments import Curve, choose_cuts, solve_segments
 from .simulate import Judge, Simulation
@@ -29,8 +29,10 @@ from .trace import Trace
 
 __all__ = ["Frontier", "FrontierPoint", "frontier", "plan_trace"]
 
-_JUDGED_OPS = 40_000  # that the judge goes through for the plans of the curve
-_SEARCHED_WORK = 100_000  # ops and nodes that it goes through for those of the search
+_LEAST_JUDGED = 4  # plans of the curve that are judged at once; the others when they are needed
+_JUDGED_OPS = 8_000  # or more: with so many ops together
+_SEARCHED_OPS = 1_500  # larger traces are not searched: the judge takes too long
+_SEARCHED_WORK = 60_000  # ops and nodes that the judge goes through for the plans of the search
 _FRONTIER_POINTS = 40
 
 
@@ -53,7 +55,7 @@ def plan_trace(trace: Trace, memory_budget: int | float | str) -> Plan:
     >>> values += [Value(8, made_by=i, freed_after=i + 1) for i in range(9)] + [Value(8, made_by=9)]
     >>> ops = [Op("sin", (i,), (i + 1,), 0.5, saves=(i,)) for i in range(10)]
     >>> plan_trace(Trace(tuple(ops), tuple(values)), 40)
-    Plan(keeps 2 values, 3 stages, peak 40 B, 3.5 s extra)
+    Plan(keeps 4 values, 4 stages, peak 40 B, 2.5 s extra)
     """
     library = _library(trace)
     budget = parse_budget(memory_budget, whole=library.plain.peak_bytes)
@@ -86,21 +88,25 @@ class _Library:
         self._plans = PlanSet(judge)
         self._plans.offer(Plan(saved))
         self._curve: Curve | None = None
-        self._points: list[tuple[int, float]] = []
+        self._points: list[tuple[int, float]] = []  # of the curve, if they can be relied on
+        self._judged_plans: dict[int, Plan] = {}
         self.lower_bound = LowerBound(facts)
         if facts.count and saved:
             self._solve(facts)
 
     def _solve(self, facts: Facts) -> None:
         cuts = choose_cuts(facts)
-        curve = solve_segments(facts, cuts)
-        self._curve, self._points = curve, curve.points
-        count = len(self._points)
-        judged = min(count, max(8, _JUDGED_OPS // facts.count))
+        self._curve = curve = solve_segments(facts, cuts)
+        count = len(curve.points)
+        least = _LEAST_JUDGED if facts.is_reversed else count
+        if facts.is_reversed:
+            self._points = curve.points
+        judged = min(count, max(least, _JUDGED_OPS // facts.count))
         for number in sorted({round(n * (count - 1) / judged) for n in range(judged + 1)}):
             self._plans.offer(curve.plan(number))
         where = cuts if facts.count > 40 else list(range(facts.count + 1))
-        improve(self._plans, facts, where, most=_SEARCHED_WORK)
+        if facts.count <= _SEARCHED_OPS:
+            improve(self._plans, facts, where, most=_SEARCHED_WORK)
 
     @property
     def smallest_budget(self) -> int:
@@ -114,19 +120,21 @@ class _Library:
         """Return the best plan that was judged, or the best one of the curve."""
         plan = self._plans.best(budget)
         place = bisect_right(self._points, (budget, float("inf")))
-        if place and self._curve is not None and plan is not None:
-            if self._points[place - 1][1] < plan.extra_seconds:
-                judged = self._judged(place - 1)
-                if judged.peak_bytes <= budget and judged.extra_seconds < plan.extra_seconds:
-                    return judged
-        return plan
+        if plan is None or not place or self._points[place - 1][1] >= plan.extra_seconds:
+            return plan
+        other = self._judged(place - 1)
+        fits = other.peak_bytes <= budget
+        return other if fits and other.extra_seconds < plan.extra_seconds else plan
 
-    @functools.cache  # noqa: B019  # the library itself lives in a cache
     def _judged(self, number: int) -> Plan:
-        assert self._curve is not None
-        plan = self._curve.plan(number)
-        peak, seconds, _ = self._plans.judge.score(plan)
-        return replace(plan, peak_bytes=peak, extra_seconds=seconds)
+        """Return a plan of the curve with the judge's figures."""
+        if number not in self._judged_plans:
+            assert self._curve is not None  # it has points
+            plan = self._curve.plan(number)
+            peak, seconds, _ = self._plans.judge.score(plan)
+            plan = replace(plan, peak_bytes=peak, extra_seconds=seconds)
+            self._judged_plans[number] = plan
+        return self._judged_plans[number]
 
 
 @functools.lru_cache(maxsize=8)
@@ -179,7 +187,7 @@ def frontier(trace: Trace) -> Frontier:
     >>> [(point.peak_bytes, point.extra_seconds) for point in curve.points][-3:]
     [(64, 1.0), (72, 0.5), (80, 0.0)]
     >>> curve.knee.plan
-    Plan(keeps 2 values, 3 stages, peak 40 B, 3.5 s extra)
+    Plan(keeps 3 values, 4 stages, peak 32 B, 3.5 s extra)
     """
     library = _library(trace)
     least, most = library.smallest_budget, library.plain.peak_bytes

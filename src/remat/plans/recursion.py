@@ -25,6 +25,7 @@ __all__ = ["Groups"]
 _MOST_PARTS = 32
 _POINTS = 96  # of a curve
 _OPTIONS = 5  # of a part that is passed
+_PASSED_OPS = 64  # of a longer part nothing is held but what crosses
 _OFFERED = 12  # points of a group that are offered to others
 
 
@@ -60,7 +61,11 @@ class Groups:
         self._whole = {pair: whole.option(*ops) for pair, ops in ends.items()}
         self._inside = {pair: whole.need_inside(*ops) for pair, ops in ends.items()}
         parts = {*pairwise(self._coarse), *pairwise(range(len(cuts)))}
-        self._options = {part: options.find(*ends[part], _OPTIONS) for part in sorted(parts)}
+        self._options = {
+            part: options.find(*ends[part], _OPTIONS)
+            for part in sorted(parts)
+            if part[1] - part[0] == 1 or ends[part][1] - ends[part][0] <= _PASSED_OPS
+        }
         self._sweep = self._sweep_seconds()
         self._live = [self._live_bytes(part) for part in range(len(self._cuts) - 1)]
         self._curves: dict[tuple[int, int], _Points] = {}
