@@ -27,9 +27,9 @@ def by_module(trace: Trace, simulation: Simulation) -> list[Share]:
 
     >>> from remat.plans import Kind, Op, Trace, Value
     >>> from remat.plans.simulate import simulate_plain
-    >>> values = (Value(8, kind=Kind.INPUT), Value(8, made_by=0, freed_after=1), Value(4, made_by=1))
+    >>> x, y, z = Value(8, kind=Kind.INPUT), Value(8, made_by=0, freed_after=1), Value(4, made_by=1)
     >>> ops = (Op("exp", (0,), (1,), 1.0, module="a", saves=(1,)), Op("sum", (1,), (2,), 1.0))
-    >>> trace = Trace(ops, values)
+    >>> trace = Trace(ops, (x, y, z))
     >>> [(share.name, share.nbytes) for share in by_module(trace, simulate_plain(trace))]
     [('a', 8), ('', 4)]
     """

@@ -77,7 +77,7 @@ def plan_chain(layers: Sequence[ChainLayer], memory_budget: int | str) -> ChainP
     >>> plan_chain(layers, 60)
     ChainPlan(steps=(0, 1, 2, 3), peak_bytes=60, extra_seconds=0.0)
     >>> plan_chain(layers, 50)
-    ChainPlan(steps=(Segment(steps=(0, 1)), 2, 3), peak_bytes=50, extra_seconds=2.0)
+    ChainPlan(steps=(0, Segment(steps=(1, 2)), 3), peak_bytes=50, extra_seconds=2.0)
     """
     budget = parse_bytes(memory_budget, name="memory_budget")
     if not layers:
