@@ -32,7 +32,8 @@ __all__ = ["Frontier", "FrontierPoint", "frontier", "plan_trace"]
 _LEAST_JUDGED = 4  # plans of the curve that are judged at once; the others when they are needed
 _JUDGED_OPS = 8_000  # or more: with so many ops together
 _SEARCHED_OPS = 1_500  # larger traces are not searched: the judge takes too long
-_SEARCHED_WORK = 60_000  # ops and nodes that the judge goes through for the plans of the search
+_SEARCHED_WORK = 100_000  # ops and nodes that the judge goes through for the plans of the search
+_SMALL, _SMALL_WORK = 150, 300_000  # ops, and work, of traces that are searched more closely
 _FRONTIER_POINTS = 40
 
 
@@ -106,7 +107,8 @@ class _Library:
             self._plans.offer(curve.plan(number))
         where = cuts if facts.count > 40 else list(range(facts.count + 1))
         if facts.count <= _SEARCHED_OPS:
-            improve(self._plans, facts, where, most=_SEARCHED_WORK)
+            work = _SMALL_WORK if facts.count <= _SMALL else _SEARCHED_WORK
+            improve(self._plans, facts, where, most=work)
 
     @property
     def smallest_budget(self) -> int:
