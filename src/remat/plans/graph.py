@@ -31,6 +31,7 @@ __all__ = ["Frontier", "FrontierPoint", "frontier", "plan_trace"]
 
 _LEAST_JUDGED = 4  # plans of the curve that are judged at once; the others when they are needed
 _JUDGED_OPS = 8_000  # or more: with so many ops together
+_MOST_TRIED = 20  # plans of the curve that are judged for a budget
 _SEARCHED_OPS = 1_500  # larger traces are not searched: the judge takes too long
 _SEARCHED_WORK = 100_000  # ops and nodes that the judge goes through for the plans of the search
 _SMALL, _SMALL_WORK = 150, 300_000  # ops, and work, of traces that are searched more closely
@@ -83,13 +84,13 @@ class _Library:
 
     def __init__(self, trace: Trace) -> None:
         judge = Judge(trace)
-        saved = frozenset(trace.saved)
+        facts = Facts(trace)
+        saved = frozenset(v for v in trace.saved if not facts.is_external[v])
         self.plain: Simulation = judge.simulate(Plan(saved))
-        self._facts = facts = Facts(trace)
         self._plans = PlanSet(judge)
         self._plans.offer(Plan(saved))
         self._curve: Curve | None = None
-        self._points: list[tuple[int, float]] = []  # of the curve, if they can be relied on
+        self._points: list[tuple[int, float]] = []  # of the curve
         self._judged_plans: dict[int, Plan] = {}
         self.lower_bound = LowerBound(facts)
         if facts.count and saved:
@@ -98,11 +99,9 @@ class _Library:
     def _solve(self, facts: Facts) -> None:
         cuts = choose_cuts(facts)
         self._curve = curve = solve_segments(facts, cuts)
-        count = len(curve.points)
-        least = _LEAST_JUDGED if facts.is_reversed else count
-        if facts.is_reversed:
-            self._points = curve.points
-        judged = min(count, max(least, _JUDGED_OPS // facts.count))
+        self._points = curve.points
+        count = len(self._points)
+        judged = min(count, max(_LEAST_JUDGED, _JUDGED_OPS // facts.count))
         for number in sorted({round(n * (count - 1) / judged) for n in range(judged + 1)}):
             self._plans.offer(curve.plan(number))
         where = cuts if facts.count > 40 else list(range(facts.count + 1))
@@ -122,11 +121,14 @@ class _Library:
         """Return the best plan that was judged, or the best one of the curve."""
         plan = self._plans.best(budget)
         place = bisect_right(self._points, (budget, float("inf")))
-        if plan is None or not place or self._points[place - 1][1] >= plan.extra_seconds:
-            return plan
-        other = self._judged(place - 1)
-        fits = other.peak_bytes <= budget
-        return other if fits and other.extra_seconds < plan.extra_seconds else plan
+        # Why a row? Where backward is not the reverse of forward, a prediction may fail.
+        for number in range(place - 1, max(-1, place - 1 - _MOST_TRIED), -1):
+            if plan is None or self._points[number][1] >= plan.extra_seconds:
+                break
+            other = self._judged(number)
+            if other.peak_bytes <= budget and other.extra_seconds < plan.extra_seconds:
+                return other
+        return plan
 
     def _judged(self, number: int) -> Plan:
         """Return a plan of the curve with the judge's figures."""
@@ -139,7 +141,7 @@ class _Library:
         return self._judged_plans[number]
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=16)
 def _library(trace: Trace) -> _Library:
     return _Library(trace)
 

@@ -161,8 +161,8 @@ class _LikelyMoves(_AllMoves):
             yield dropped
             # What two stages recompute for it, one can: before or after the op that makes it.
             stage = plan.stage_of(self._facts.made_by[value])
-            for cut in plan.stages[max(1, stage) : stage + 2]:
-                yield replace(dropped, stages=_toggled(plan.stages, cut.first_op))
+            for near in plan.stages[max(1, stage) : stage + 2]:
+                yield replace(dropped, stages=_toggled(plan.stages, near.first_op))
         stage = plan.stage_of(op)
         first = plan.stages[stage].first_op
         stop = (
