@@ -53,8 +53,8 @@ def checkpointed_loop(
         The final state, and a dict from positions p to the state before step p that is held at
         the end of the first sweep. Outside of differentiation it holds `num_checkpoints` states;
         inside, what the schedule holds at that time ("auto" may hold tapes in their place), and
-        no gradient flows through it. Those in a store, and on PyTorch all that a backward pass
-        will use, are fetched when they are looked at, and gone after that pass.
+        no gradient flows through it. Those in a store, and all that a backward pass will use, are
+        fetched when they are looked at, and gone after that pass.
 
     >>> import numpy as np
     >>> W = np.eye(3) * 0.9

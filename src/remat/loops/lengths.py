@@ -25,6 +25,7 @@ Recorded = TypeVar("Recorded")
 Run = LoopRun[Any, Any, Any, Any]
 
 _TRIALS = 3  # steps that are timed
+_POSITION_BYTES = 768  # that the online schedule needs for a checkpoint
 
 
 class LoopSteps(Verbs[Any, Held, Recorded, Any], Protocol[Held, Recorded]):
@@ -292,7 +293,7 @@ class UnknownLength:
             weighed(measured)
         if self._slots is None:
             budget = parse_memory(self._budget, 1, measured)
-            state_bytes = _stored_bytes(self._store, steps, initial)
+            state_bytes = _stored_bytes(self._store, steps, initial) + _POSITION_BYTES
             self._slots = (budget - measured.working_bytes) // state_bytes
         return first
 

@@ -263,7 +263,9 @@ class _Pass:
             return _just_a_look(leaf, anchor)
 
         return checkpoints_of(
-            self.run, lambda state: trees.unflatten(loop.structure, map(shown, state.leaves))
+            self.run,
+            lambda state: trees.unflatten(loop.structure, map(shown, state.leaves)),
+            lazily=anchor is not None,
         )
 
     def _start(self, *, traced: bool) -> Run:

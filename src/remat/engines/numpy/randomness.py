@@ -8,6 +8,7 @@ without randomness pays nothing for each checkpoint.
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ class Randomness:
     def __init__(self, generators: list[Any]) -> None:
         self._sources = [
             _Source("numpy.random", lambda: np.random.get_state(legacy=False), np.random.set_state),
-            _Source("random", random.getstate, random.setstate),
+            _source(_python_generator()),
             *(_source(g) for g in generators if not isinstance(g, random.SystemRandom)),
         ]
         self._known: list[Any] = [source.read() for source in self._sources]
@@ -79,7 +80,8 @@ class Randomness:
 def _source(generator: Any) -> _Source:
     name = f"a {type(generator).__name__}"
     if isinstance(generator, random.Random):
-        return _Source(name, generator.getstate, generator.setstate)
+        name = "random" if generator is _python_generator() else name
+        return _Source(name, lambda: _packed(generator), lambda state: _unpack(generator, state))
     if isinstance(generator, np.random.RandomState):
         return _Source(name, lambda: generator.get_state(legacy=False), generator.set_state)
     bits = getattr(generator, "bit_generator", generator)
@@ -88,6 +90,28 @@ def _source(generator: Any) -> _Source:
         bits.state = state
 
     return _Source(name, lambda: bits.state, write)
+
+
+def _python_generator() -> random.Random:
+    """Return the generator behind the functions of `random`."""
+    generator: random.Random = random.random.__self__  # type: ignore[attr-defined]
+    return generator
+
+
+def _packed(generator: random.Random) -> Any:
+    """Return the state of a generator in a tenth of the memory: as bytes, not as 625 numbers."""
+    state = generator.getstate()
+    version, numbers, rest = state if len(state) == 3 else (None, None, None)
+    if version != 3 or type(numbers) is not tuple:  # of another class: as it is
+        return state
+    return version, array("L", numbers).tobytes(), rest
+
+
+def _unpack(generator: random.Random, state: Any) -> None:
+    if type(state) is tuple and len(state) == 3 and type(state[1]) is bytes:
+        version, packed, rest = state
+        state = version, tuple(array("L", packed)), rest
+    generator.setstate(state)
 
 
 def _same(one: Any, other: Any) -> bool:
