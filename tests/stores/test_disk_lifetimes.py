@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from remat.engines.numpy.arrays import NumpyArrays
-from remat.stores import DiskStore, clerk
+from remat.stores import DiskStore, async_writer
 
 from .test_disk import settled
 
@@ -221,25 +221,25 @@ def test_a_shelf_that_nobody_refers_to_is_gone_at_once(tmp_path: Path) -> None:
             shelf.put(key, [array])
         settled(shelf)
         shelf.get(3)
-        clerk_seen = weakref.ref(shelf._clerk)
+        writer_seen = weakref.ref(shelf._writer)
         del shelf, array
         assert list(tmp_path.iterdir()) == []
         assert seen() is None
-        assert clerk_seen() is None
+        assert writer_seen() is None
     finally:
         gc.enable()
 
 
 def test_closing_frees_what_waits(tmp_path: Path, monkeypatch) -> None:
     started, go_on = threading.Event(), threading.Event()
-    real = clerk.write_file
+    real = async_writer.write_file
 
     def write_file(*args):
         started.set()
         assert go_on.wait(20)
         return real(*args)
 
-    monkeypatch.setattr(clerk, "write_file", write_file)
+    monkeypatch.setattr(async_writer, "write_file", write_file)
     shelf = DiskStore(tmp_path).open(NumpyArrays())
     arrays = [np.ones(10), np.ones(10)]
     seen = [weakref.ref(array) for array in arrays]
@@ -256,7 +256,7 @@ def test_closing_frees_what_waits(tmp_path: Path, monkeypatch) -> None:
 
 def test_a_shelf_that_is_collected_by_its_own_thread(tmp_path: Path, monkeypatch) -> None:
     collected = threading.Event()
-    real = clerk.write_file
+    real = async_writer.write_file
 
     def write_file(*args):
         done = real(*args)
@@ -266,13 +266,13 @@ def test_a_shelf_that_is_collected_by_its_own_thread(tmp_path: Path, monkeypatch
         return done
 
     gone = threading.Event()
-    monkeypatch.setattr(clerk, "write_file", write_file)
+    monkeypatch.setattr(async_writer, "write_file", write_file)
     gc.disable()
     try:
         shelf = DiskStore(tmp_path).open(NumpyArrays())
         shelf.me = shelf
         shelf.put(0, [np.ones(3)])
-        thread = shelf._clerk._thread
+        thread = shelf._writer._thread
         del shelf
         gone.set()
         assert collected.wait(20)

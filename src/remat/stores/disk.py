@@ -13,8 +13,8 @@ from statistics import median
 from typing import Any
 
 from ..errors import StoreError
+from .async_writer import Checkpoint, Writer
 from .base import Arrays
-from .clerk import Checkpoint, Clerk
 from .files import check_space, write_file
 from .folders import Folder, sweep
 
@@ -109,10 +109,10 @@ class DiskShelf:
         self._arrays = arrays
         self._held: dict[int, Checkpoint] = {}
         self._numbers = itertools.count()  # of files: a key may come again while its file goes
-        self._clerk = Clerk(folder)
-        self._told = False  # of the clerk's failure
+        self._writer = Writer(folder)
+        self._told = False  # of the writer's failure
         # Called once: by `close`, or when nobody refers to the shelf, or when Python ends.
-        self._finish = weakref.finalize(self, self._clerk.dismiss)
+        self._finish = weakref.finalize(self, self._writer.close)
 
     @property
     def nbytes(self) -> int:
@@ -120,31 +120,31 @@ class DiskShelf:
 
     def put(self, key: int, leaves: list[Any]) -> None:
         self._check()
-        self._clerk.wait_for_room()
-        path = self._clerk.folder.file(next(self._numbers))
+        self._writer.wait_for_room()
+        path = self._writer.folder.file(next(self._numbers))
         checkpoint = Checkpoint(self._arrays, leaves, path)
-        self._clerk.check_space(checkpoint.nbytes)
+        self._writer.check_space(checkpoint.nbytes)
         self._check()
         if key in self._held:
             self.drop(key)
         self._held[key] = checkpoint
-        self._clerk.write(checkpoint)
+        self._writer.write(checkpoint)
 
     def get(self, key: int) -> list[Any]:
         self._check()
         checkpoint = self._held[key]
-        parts = self._clerk.fetch(checkpoint)
+        parts = self._writer.fetch(checkpoint)
         self._check()
         # A loop goes backwards, so the next to be asked for is the nearest one below.
         below = max((k for k in self._held if k < key), default=None)
         if below is not None:
-            self._clerk.read_ahead(self._held[below])
+            self._writer.prefetch(self._held[below])
         return checkpoint.leaves(self._arrays, parts)
 
     def drop(self, key: int) -> None:
         checkpoint = self._held.pop(key)
-        if os.getpid() == self._clerk.process and not self._clerk.dismissed:
-            self._clerk.drop(checkpoint)
+        if os.getpid() == self._writer.process and not self._writer.closed:
+            self._writer.drop(checkpoint)
 
     def __contains__(self, key: object) -> bool:
         return key in self._held
@@ -155,20 +155,20 @@ class DiskShelf:
     def close(self) -> None:
         self._held.clear()
         self._finish()
-        if self._clerk.failure is not None and not self._told:
+        if self._writer.failure is not None and not self._told:
             self._tell()
 
     def _check(self) -> None:
-        if os.getpid() != self._clerk.process:
+        if os.getpid() != self._writer.process:
             raise StoreError(
-                f"these checkpoints on disk belong to process {self._clerk.process}, of which "
+                f"these checkpoints on disk belong to process {self._writer.process}, of which "
                 f"this one ({os.getpid()}) is a fork; run the whole pass in one process"
             )
-        if self._clerk.failure is not None:
+        if self._writer.failure is not None:
             self._tell()
-        if self._clerk.dismissed:
+        if self._writer.closed:
             raise StoreError("these checkpoints on disk were removed: their pass is over")
 
     def _tell(self) -> None:
         self._told = True
-        raise StoreError(self._clerk.failure)
+        raise StoreError(self._writer.failure)
