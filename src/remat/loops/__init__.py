@@ -1,8 +1,9 @@
 """Runs a schedule over an engine's verbs; knows no engine."""
 
-from .accounts import Account, LoopTales, is_inside_a_region
+from .accounts import Account, LoopEvents, is_inside_a_region
 from .checkpoints import checkpoints_of
 from .lengths import KnownLength, Length, Progress, UnknownLength
+from .lifecycle import LoopPass, PassSteps
 from .options import Budget, LoopOptions, Measured, ScheduleName
 from .outputs import StepOutputs, state_and_output
 from .runner import LoopRun, Verbs, Watcher
@@ -12,10 +13,12 @@ __all__ = [
     "Budget",
     "KnownLength",
     "Length",
+    "LoopEvents",
     "LoopOptions",
+    "LoopPass",
     "LoopRun",
-    "LoopTales",
     "Measured",
+    "PassSteps",
     "Progress",
     "ScheduleName",
     "StepOutputs",

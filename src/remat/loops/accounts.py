@@ -21,7 +21,7 @@ from typing import Any
 from ..watching import Watcher, watched_by, watchers
 from .runner import Watcher as LoopWatcher
 
-__all__ = ["Account", "LoopTales", "is_inside_a_region"]
+__all__ = ["Account", "LoopEvents", "is_inside_a_region"]
 
 
 class _Threads(threading.local):
@@ -131,8 +131,8 @@ class Account:
                 watcher.would_free(key)
 
 
-class LoopTales:
-    """What the runner of a loop says, for the account of the loop and for a progress bar."""
+class LoopEvents:
+    """Forwards the events of a loop runner to the account of the loop and to a progress bar."""
 
     def __init__(
         self,
@@ -141,14 +141,14 @@ class LoopTales:
         nbytes: Callable[[Any], int],
         progress: LoopWatcher | None,
     ) -> None:
-        self.is_ahead = True  # then what is held stands on the tape of the region around
+        self.is_forward = True  # then what is held is part of the tape of the region around
         self._nbytes = nbytes  # of a state that is held
         self._account = account
         self._inputs = inputs
         self._progress = progress
         self._tape_bytes = 0
         self._step_bytes = 0  # of a plain pass
-        self._steps = self._untold = 0  # run ahead, and not yet told
+        self._steps = self._pending = 0  # run forward, and not yet reported
         self._loop = object()  # for keys of its own
 
     def weighed(self, tape_bytes: int, *, plain_bytes: int) -> None:
@@ -159,18 +159,18 @@ class LoopTales:
         self._account.keeps_arrays(self._inputs)
 
     def forward(self, steps: int) -> None:
-        if self.is_ahead:  # a second way back runs ahead once more: a plain pass would not
+        if self.is_forward:  # a second backward pass runs forward again: a plain pass would not
             self._steps += steps
-            self._untold += steps
-            if 64 * self._untold >= self._steps:  # not step by step: a tale takes memory, too
+            self._pending += steps
+            if 64 * self._pending >= self._steps:  # not step by step: an event takes memory, too
                 self.settle()
         if self._progress:
             self._progress.forward(steps)
 
     def settle(self) -> None:
         """Tell what a plain pass would hold by now."""
-        self._account.weighed(self._untold * self._step_bytes, {})
-        self._untold = 0
+        self._account.weighed(self._pending * self._step_bytes, {})
+        self._pending = 0
 
     def recompute(self, steps: int) -> None:
         if self._progress:
@@ -193,5 +193,5 @@ class LoopTales:
         self._account.frees((self._loop, "tape", step))
 
     def _hold(self, what: tuple[str, int], size: int) -> None:
-        tell = self._account.keeps if self.is_ahead else self._account.holds
+        tell = self._account.keeps if self.is_forward else self._account.holds
         tell((self._loop, *what), size)

@@ -77,7 +77,7 @@ class Progress(Watcher, Protocol):
 class Length(Protocol):
     """How a loop is run ahead and back."""
 
-    def ahead(
+    def forward(
         self,
         steps: LoopSteps[Any, Any],
         initial: Any,
@@ -86,10 +86,10 @@ class Length(Protocol):
         weighed: Callable[[Measured], None] | None,
         watcher: Watcher | None,
     ) -> tuple[Run, Any]:
-        """Run to the final state; return a run that can go back, if `traced`, and that state."""
+        """Run to the final state; return a run that can go backward, if `traced`, and the state."""
         ...
 
-    def back(self, run: Run, final: Any, seeds: Any) -> Any:
+    def backward(self, run: Run, final: Any, seeds: Any) -> Any:
         """Go back through a run, and return the gradient of the initial state."""
         ...
 
@@ -103,7 +103,7 @@ class KnownLength:
         self._schedule: Schedule | None = None
         self._early: dict[int, Any] = {}  # states that were reached before the schedule was chosen
 
-    def ahead(
+    def forward(
         self,
         steps: LoopSteps[Any, Any],
         initial: Any,
@@ -137,7 +137,7 @@ class KnownLength:
         self._early = {}
         return run, _closing(run, lambda: run.forward(self._schedule))  # type: ignore[arg-type]
 
-    def back(self, run: Run, final: Any, seeds: Any) -> Any:
+    def backward(self, run: Run, final: Any, seeds: Any) -> Any:
         return _closing(run, lambda: run.backward(seeds), anyway=True)
 
     def _choose(
@@ -220,7 +220,7 @@ class UnknownLength:
         self._store = store
         self._steps: int | None = None  # after the first pass
 
-    def ahead(
+    def forward(
         self,
         steps: LoopSteps[Any, Any],
         initial: Any,
@@ -271,13 +271,13 @@ class UnknownLength:
             self._goes_on(state)
         return done < self._steps
 
-    def back(self, run: Run, final: Any, seeds: Any) -> Any:
+    def backward(self, run: Run, final: Any, seeds: Any) -> Any:
         assert self._slots is not None
-        way_back = Online(self._slots).backward(run.steps, run.positions)
+        backward_schedule = Online(self._slots).backward(run.steps, run.positions)
         if run.verbs.is_random:  # type: ignore[attr-defined]
             self._replay.append(self._goes_on)
         try:
-            return _closing(run, lambda: run.backward(seeds, way_back, final), anyway=True)
+            return _closing(run, lambda: run.backward(seeds, backward_schedule, final), anyway=True)
         finally:
             self._replay.clear()
 

@@ -1,8 +1,8 @@
-"""The sources of random numbers that a step may draw from, and their states.
+"""Snapshot and restore of the random generators that a step may draw from.
 
 Always among them are `numpy.random` and `random`; generators that the step closes over are added
-by the search in `captures.py`. A state is kept once as long as it does not change, so a loop
-without randomness pays nothing for each checkpoint.
+by the search in `captures.py`. A state that does not change is kept once, so a loop without
+randomness pays nothing for each checkpoint.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["GENERATORS", "Moment", "Randomness"]
+__all__ = ["GENERATORS", "GeneratorStates", "Randomness"]
 
 # (Where random.SystemRandom gets its numbers cannot be held: a re-run is found to differ.)
 GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 
-Moment = tuple[Any, ...]  # the state of every source at one time
+GeneratorStates = tuple[Any, ...]  # one for each generator
 
 
 class _Source(NamedTuple):
@@ -29,7 +29,7 @@ class _Source(NamedTuple):
 
 
 class Randomness:
-    """All sources together; `moment()` and `go_to(moment)`."""
+    """All generators together: `snapshot()` and `restore(snapshot)`."""
 
     def __init__(self, generators: list[Any]) -> None:
         self._sources = [
@@ -41,37 +41,37 @@ class Randomness:
         self._active = list(range(len(self._sources)))
 
     @property
-    def last_moment(self) -> Moment:
-        """Where every source stood when it was last looked at."""
+    def last_snapshot(self) -> GeneratorStates:
+        """The latest snapshot."""
         return tuple(self._known)
 
     @property
     def is_used(self) -> bool:
         return bool(self._active)
 
-    def moment(self) -> Moment:
-        """Return where every source stands; states that did not change are the same objects."""
+    def snapshot(self) -> GeneratorStates:
+        """Return the state of every generator; one that did not change is the same object."""
         for i in self._active:
             now = self._sources[i].read()
             if not _same(now, self._known[i]):
                 self._known[i] = now
         return tuple(self._known)
 
-    def difference(self, one: Moment, other: Moment) -> str | None:
-        """Name the first source that stands elsewhere at another moment."""
+    def difference(self, one: GeneratorStates, other: GeneratorStates) -> str | None:
+        """Name the first generator whose states differ."""
         for source, a, b in zip(self._sources, one, other, strict=True):
             if a is not b and not _same(a, b):
                 return source.name
         return None
 
-    def go_to(self, moment: Moment) -> None:
-        """Set every source to where it stood then."""
+    def restore(self, state: GeneratorStates) -> None:
+        """Set every generator to its state in a snapshot."""
         for i in self._active:
-            self._sources[i].write(moment[i])
-            self._known[i] = moment[i]
+            self._sources[i].write(state[i])
+            self._known[i] = state[i]
 
-    def watch_only_used(self, before: Moment, after: Moment) -> Moment:
-        """Leave alone the sources that were not drawn from; return what counts of `before`."""
+    def watch_only_used(self, before: GeneratorStates, after: GeneratorStates) -> GeneratorStates:
+        """Ignore the generators that were not drawn from; return what is needed of `before`."""
         self._active = [i for i in self._active if before[i] is not after[i]]
         self._known = [now if i in self._active else None for i, now in enumerate(self._known)]
         return tuple(then if i in self._active else None for i, then in enumerate(before))

@@ -97,7 +97,7 @@ class Segment:
         if options.preserve_rng_state:
             given = [leaf for leaf in self.leaves if isinstance(leaf, GENERATORS)]
             self.randomness = Randomness([*self.captures.generators, *given])
-        self.moment = self.randomness.last_moment if self.randomness else ()
+        self.moment = self.randomness.last_snapshot if self.randomness else ()
         self.results: list[Any] = []
         self.result_structure: trees.Structure | None = None
         self.traced_results: list[bool] = []
@@ -122,7 +122,7 @@ class Segment:
             self._rehearse()
         if self.randomness:
             # A state is some 30 KB: not worth holding for a function that draws no numbers.
-            now = self.randomness.moment()
+            now = self.randomness.snapshot()
             self.moment = self.randomness.watch_only_used(self.moment, now)
         self.captures.refuse_leftovers()
         refuse_boxes(self.results)
@@ -226,12 +226,12 @@ class Segment:
 
         @contextmanager
         def replayed() -> Any:
-            now = randomness.moment()
-            randomness.go_to(self.moment)
+            now = randomness.snapshot()
+            randomness.restore(self.moment)
             try:
                 yield
             finally:
-                randomness.go_to(now)
+                randomness.restore(now)
 
         return replayed()
 

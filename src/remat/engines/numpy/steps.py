@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from ...loops import Measured, StepOutputs
 from ...stores import Arrays
 from .arrays import NumpyArrays
 from .captures import Captures
-from .randomness import Moment, Randomness
+from .randomness import GeneratorStates, Randomness
 from .tape import (
     Flagged,
     Recording,
@@ -24,7 +25,7 @@ from .tape import (
     refuse_changed,
     zeros_like,
 )
-from .weighing import held_elsewhere, nbytes, references, traced_memory
+from .weighing import held_elsewhere, memories, nbytes, references, traced_memory
 
 __all__ = [
     "Gradients",
@@ -49,10 +50,10 @@ Gradients = list[Any]  # one for each leaf of the state; None is zero
 
 
 class HeldState(NamedTuple):
-    """A state at rest, with the moment of its random sources."""
+    """A held state, with the states of the random generators."""
 
     leaves: list[Any]
-    moment: Moment
+    random_state: GeneratorStates
 
 
 class RecordedStep(NamedTuple):
@@ -96,12 +97,12 @@ class Steps:
         self.plain_bytes = 0  # what a step adds to a plain pass, if it was measured
         self.seconds = 0.0  # that steps have taken, without the way back through them
         self._reached = 0  # how far the loop was ever run: a second pass runs all of it again
-        self.start_gradients()
+        self.reset_gradients()
 
-    def start_gradients(self) -> None:
+    def reset_gradients(self) -> None:
         """Forget the gradients gathered so far."""
         self.captured_sums: list[Flagged | None] = [None] * len(self.captured)
-        self.inputs.start_gradients()
+        self.inputs.reset_gradients()
 
     # -- verbs ---------------------------------------------------------------------------------
 
@@ -126,14 +127,14 @@ class Steps:
 
     def hold(self, state: Any) -> HeldState:
         leaves, _ = trees.flatten(state)
-        return HeldState(_copies(leaves), self.randomness.moment())
+        return HeldState(_copies(leaves), self.randomness.snapshot())
 
     def resume(self, held: HeldState) -> Any:
-        self.randomness.go_to(held.moment)
+        self.randomness.restore(held.random_state)
         return trees.unflatten(self.structure, _copies(held.leaves))
 
     def rest(self, state: Any) -> HeldState:
-        return HeldState(trees.flatten(state)[0], self.randomness.moment())
+        return HeldState(trees.flatten(state)[0], self.randomness.snapshot())
 
     def record(self, held: HeldState, start: int, stop: int) -> RecordedStep:
         assert stop == start + 1
@@ -141,7 +142,7 @@ class Steps:
 
     def _record(self, held: HeldState, step: int) -> RecordedStep:
         leaves, started = held.leaves, time.perf_counter()
-        self.randomness.go_to(held.moment)
+        self.randomness.restore(held.random_state)
         given = trees.flatten(self.inputs.take(step))
         sizes = len(leaves), len(given[0])
 
@@ -173,7 +174,7 @@ class Steps:
         self.outputs.keep(results[sizes[0] :], step)
         after = [_compact(leaf) for leaf in results[: sizes[0]]]
         del results[:]  # the state after is held once, the outputs not at all
-        recorded = RecordedStep(recording, held, HeldState(after, self.randomness.moment()))
+        recorded = RecordedStep(recording, held, HeldState(after, self.randomness.snapshot()))
         if step < self._reached:
             self._refuse_doubt(recorded, step)
         self._reached = max(self._reached, step + 1)
@@ -203,14 +204,14 @@ class Steps:
                 return f"state{name} {words}"
         return None
 
-    def apart(self, held: HeldState) -> tuple[list[Any], Moment]:
-        return held.leaves, held.moment
+    def apart(self, held: HeldState) -> tuple[list[Any], GeneratorStates]:
+        return held.leaves, held.random_state
 
-    def together(self, leaves: list[Any], rest: Moment) -> HeldState:
+    def together(self, leaves: list[Any], rest: GeneratorStates) -> HeldState:
         return HeldState(leaves, rest)
 
     def now(self, held: HeldState) -> HeldState:
-        return HeldState(held.leaves, self.randomness.moment())
+        return HeldState(held.leaves, self.randomness.snapshot())
 
     @property
     def is_random(self) -> bool:
@@ -225,6 +226,42 @@ class Steps:
     def state_bytes(self, held: HeldState) -> int:
         objects = _CHECKPOINT_BYTES + _ARRAY_BYTES * len(held.leaves)
         return objects + sum(map(nbytes, held.leaves))
+
+    # -- a whole pass --------------------------------------------------------------------------
+
+    def forward_context(self) -> AbstractContextManager[None]:
+        return self.captures.filled(self.captured)
+
+    @contextmanager
+    def backward_context(self) -> Iterator[None]:
+        now = self.randomness.snapshot()
+        try:
+            with self.captures.filled(self.captured):
+                yield
+        finally:
+            self.randomness.restore(now)
+
+    def end_forward(self, initial: HeldState) -> None:
+        self.captures.refuse_leftovers()
+        self.randomness.watch_only_used(initial.random_state, self.randomness.snapshot())
+
+    def begin_backward(self) -> None:
+        """Nothing to check: what was modified shows in the states."""
+
+    end_backward = begin_backward
+
+    def restart(self, initial: HeldState) -> None:
+        """Nothing to do: random states are restored with the initial state."""
+
+    def is_unmodified(self, held: HeldState) -> bool:
+        return True  # the caller has copies
+
+    def other_gradients(self) -> list[Any]:
+        captured = [None if total is None else total[0] for total in self.captured_sums]
+        return [*self.inputs.gradients, *captured]
+
+    def resident_bytes(self, held: HeldState) -> int:
+        return sum(memories(held.leaves).values())
 
     # -- measuring -----------------------------------------------------------------------------
 
@@ -319,7 +356,7 @@ class PerStep:
         # Copies: a step may work in place, and xs belongs to the caller.
         return trees.unflatten(self.structure, [_copy(leaf[step]) for leaf in self.leaves])
 
-    def start_gradients(self) -> None:
+    def reset_gradients(self) -> None:
         self.gradients = [None] * self.count
 
     def gather(self, step: int, gradients: list[Any]) -> None:

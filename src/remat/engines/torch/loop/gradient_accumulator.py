@@ -18,22 +18,22 @@ from torch import Tensor
 from .captures import Captures, Guard
 from .states import Gradients, Recording, tensors_of
 
-__all__ = ["WayBack"]
+__all__ = ["GradientAccumulator"]
 
 
-class WayBack:
+class GradientAccumulator:
     """Goes back through recordings and gathers the gradients of what their steps close over."""
 
     def __init__(self, captures: Captures) -> None:
         self._captures = captures
         self._sums: dict[int, Tensor] = {}  # by the numbers of captures
 
-    def start(self) -> None:
-        """Forget the gradients gathered so far."""
+    def reset(self) -> None:
+        """Forget the gradients gradients so far."""
         self._sums = {}
 
     @property
-    def gathered(self) -> list[Tensor | None]:
+    def gradients(self) -> list[Tensor | None]:
         """The gradients of captures, in their order."""
         return [self._sums.get(number) for number in range(len(self._captures))]
 
@@ -56,7 +56,7 @@ class WayBack:
         known = [number for number in recorded.used if number in self._sums]
         if known:
             sums = [self._sums.pop(number) for number in known]
-            ends.append(_SoFar.apply(sums, *(self._captures.leaves[n] for n in known)))
+            ends.append(_PreviousSums.apply(sums, *(self._captures.leaves[n] for n in known)))
             seeds.append(torch.zeros_like(ends[-1]))
             del sums
         found = _gradients_of(ends, [*own.values()], captured, seeds)
@@ -68,8 +68,8 @@ class WayBack:
             gradients[place] = part
         return gradients
 
-    def try_out(self, recorded: Recording) -> None:
-        """Go back for nothing: the recording stays as it is, and nothing is gathered."""
+    def dry_run(self, recorded: Recording) -> None:
+        """Go back for nothing: the recording stays as it is, and nothing is gradients."""
         ends = [result for result in tensors_of(recorded.results) if result.requires_grad]
         own = [*_differentiable([*recorded.own, *recorded.inputs[0]]).values()]
         captured = [self._captures.leaves[number] for number in recorded.used]
@@ -78,8 +78,8 @@ class WayBack:
             _gradients_of(ends, own, captured, seeds, retain_graph=True)
 
 
-class _SoFar(torch.autograd.Function):
-    """Puts what was gathered so far at the end of a graph, as if more steps had followed.
+class _PreviousSums(torch.autograd.Function):
+    """Puts what was gradients so far at the end of a graph, as if more steps had followed.
 
     It comes to the leaves first, and the steps add to it: so sums are the same, bit for bit, as in
     a plain loop. And autograd adds in place, because nobody else has got it.

@@ -27,11 +27,11 @@ from torch.overrides import (
     has_torch_function_unary,
 )
 
-from ...errors import UnsupportedError
-from .backend import AccumulateGrad, without_function_modes
+from ....errors import UnsupportedError
+from ..backend import AccumulateGrad, without_function_modes
 from .reach import Reach
 
-__all__ = ["Captures", "Guard", "replaced_by_outer"]
+__all__ = ["Captures", "Guard", "replace_for_outer_loops"]
 
 
 class _Table:
@@ -69,7 +69,7 @@ class Captures:
 
     def __init__(self, reach: Reach) -> None:
         self._table = _Table()
-        self._mode = _StandIns(self._table, reach.graphs) if reach.has_graphs else None
+        self._mode = DetachedProxies(self._table, reach.graphs) if reach.has_graphs else None
         self._outer = tuple(_thread.active)  # of loops around this one
         self._marks: list[tuple[int, int]] = []  # versions and addresses
         self._recorded: set[int] = set()  # numbers of those that recordings use
@@ -97,12 +97,12 @@ class Captures:
         return self._table.leaves
 
     @property
-    def met(self) -> list[bool]:
+    def used(self) -> list[bool]:
         """Whether the graph of any step leads to them."""
         return self._table.met
 
     @contextmanager
-    def standing_in(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         """Run steps with leaves in the place of parts of graphs, if there are any."""
         with ExitStack() as stack:
             # (Backward of a step of an outer loop passes by its mode, which step needs it.)
@@ -111,7 +111,7 @@ class Captures:
                     stack.enter_context(mode)
             if self._mode is not None:
                 stack.enter_context(self._mode)
-            stack.enter_context(self._table.guard.off_duty())
+            stack.enter_context(self._table.guard.disabled())
             yield
 
     def replaced(self, values: list[Any]) -> list[Any]:
@@ -122,11 +122,11 @@ class Captures:
         """Return the places of those leaves that the last new step has used."""
         return [place for place, leaf in enumerate(leaves) if id(leaf) in self._own_met]
 
-    def mark_as_own(self, leaf: Tensor) -> None:
+    def guard_leaf(self, leaf: Tensor) -> None:
         """Guard a leaf that a step was given, and know it if it is found behind another step."""
         self._table.watch(leaf)
 
-    def met_by(self, ends: list[Tensor], given: list[Tensor], step: int) -> list[int]:
+    def captured_by(self, ends: list[Tensor], given: list[Tensor], step: int) -> list[int]:
         """Return the numbers of what a new step closes over: what its graph leads to.
 
         What it was given belongs to it, with or without a graph behind it.
@@ -178,7 +178,7 @@ class Captures:
                     "no gradient. Make it before the loop"
                 )
 
-    def used_by(
+    def captures_used_by(
         self, ends: list[Tensor], own: Iterable[Tensor], start: int, stop: int
     ) -> Sequence[int]:
         """Return the numbers of those that the graph of steps may lead to; `own` are its leaves.
@@ -282,7 +282,7 @@ class Captures:
         found[number] = None
 
 
-class _StandIns(TorchFunctionMode):
+class DetachedProxies(TorchFunctionMode):
     """Puts leaves into the place of tensors that are parts of graphs from outside."""
 
     def __init__(self, table: _Table, outside: list[Tensor]) -> None:
@@ -336,13 +336,13 @@ class _StandIns(TorchFunctionMode):
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.active: list[_StandIns] = []  # from the outermost loop to the innermost
+        self.active: list[DetachedProxies] = []  # from the outermost loop to the innermost
 
 
 _thread = _Thread()
 
 
-def replaced_by_outer(values: list[Any]) -> list[Any]:
+def replace_for_outer_loops(values: list[Any]) -> list[Any]:
     """Return what goes into a loop as the steps of loops around it are to see it."""
     return [_as_argument(value) for value in values] if _thread.active else values
 
@@ -369,7 +369,7 @@ class Guard:
             )
 
     @contextmanager
-    def off_duty(self) -> Iterator[None]:
+    def disabled(self) -> Iterator[None]:
         self._runs += 1
         try:
             yield

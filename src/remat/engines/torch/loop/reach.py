@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backend import without_function_modes
-from .numbers import Numbers
+from ..backend import without_function_modes
+from .closed_over_scalars import ClosedOverScalars
 
 __all__ = ["Reach"]
 
@@ -31,7 +31,7 @@ class Reach:
         self.has_graphs = False  # or there may be some
         self.modules: list[torch.nn.Module] = []  # that have buffers
         self.has_buffers = False  # or there may be some
-        self.numbers = Numbers()
+        self.scalars = ClosedOverScalars()
         with without_function_modes():  # of a loop around this one: it would show leaves instead
             self._search(functions)
 
@@ -53,7 +53,7 @@ class Reach:
                     self.has_buffers = True
                     self.modules.append(value)
                 code = getattr(value, "__code__", None)
-                self.numbers.look_into(value, _names(code) if code else ())
+                self.scalars.add_scalars_of(value, _names(code) if code else ())
                 stack += _referents(value)
 
     def _meet(self, tensor: Tensor) -> None:

@@ -9,24 +9,27 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ... import trees
-from ...errors import UnsupportedError
-from ...loops import Measured
-from ...stores import Arrays
-from .arrays import TorchArrays
-from .back import WayBack
-from .backend import has_global_module_hooks
+from .... import trees
+from ....errors import UnsupportedError
+from ....loops import Measured
+from ....stores import Arrays
+from ..arrays import TorchArrays
+from ..backend import has_global_module_hooks
+from ..comparing import difference_of
+from ..recording.recorder import without_recorder
+from .autocast import AutocastState
 from .captures import Captures
-from .comparing import difference_of
-from .effects import Effects, StepWatch
+from .gradient_accumulator import GradientAccumulator
 from .reach import Reach
 from .scans import Outputs, PerStep
+from .side_effects import SideEffects, StepMonitor
 from .states import (
     Gradients,
     HeldState,
@@ -62,27 +65,28 @@ class Steps:
         self.call = call
         self.structure = structure
         self.captures = Captures(reach)
-        self.back = WayBack(self.captures)
-        self.effects = Effects(reach)
-        self.numbers = reach.numbers
+        self.accumulator = GradientAccumulator(self.captures)
+        self.effects = SideEffects(reach)
+        self.scalars = reach.scalars
         self.inputs = inputs
         self.outputs = outputs
         self.plain_bytes = 0  # what a step adds to a plain pass, if it was measured
         self.seconds = 0.0  # that steps have taken, without the way back through them
-        self._works_in_place = True  # until the first step shows that it does not
-        self._watch: StepWatch | None = None  # of the first step
+        self._writes_in_place = True  # until the first step shows that it does not
+        self._watch: StepMonitor | None = None  # of the first step
         self._reached = 0  # how far the loop was ever run
         self._single = structure.is_leaf()
         self._has_more = bool(inputs.leaves) or outputs.wanted  # than a state
         self._needs_gradients = False
+        self._autocast = AutocastState()
         self.uses_state: set[int] = set()  # places of leaves of the initial state
         self.uses_inputs: set[int] = set()  # places of leaves of xs
-        self.start_gradients()
+        self.reset_gradients()
 
-    def start_gradients(self) -> None:
-        """Forget the gradients gathered so far."""
-        self.back.start()
-        self.inputs.start_gradients()
+    def reset_gradients(self) -> None:
+        """Forget the gradients gradients so far."""
+        self.accumulator.reset()
+        self.inputs.reset_gradients()
 
     # -- verbs ---------------------------------------------------------------------------------
 
@@ -95,7 +99,7 @@ class Steps:
     def advance(self, state: LiveState, start: int, stop: int) -> LiveState:
         started = time.perf_counter()
         own = self._own(state)
-        if self._is_bare and not self.effects.watches_all:
+        if self._is_bare and not self.effects.monitors_all_steps:
             state, start = self._advance_bare(own[0], start, stop), stop
         for step in range(start, stop):
             inputs = self._take(step)
@@ -133,10 +137,10 @@ class Steps:
         own = self._own(held)
         results, inputs, outputs = own, [], []
         is_new = start >= self._reached
-        checks_numbers = self.numbers.have_changed
+        checks_scalars = self.scalars.changed
         used: dict[int, None] = {}
         first = start
-        if self._is_bare and not is_new and not checks_numbers:
+        if self._is_bare and not is_new and not checks_scalars:
             results, first = [self._record_bare(own[0], start, stop)], stop
         for step in range(first, stop):
             inputs.append(self._take(step))
@@ -144,8 +148,8 @@ class Steps:
             results, output = self._run(results, inputs[-1], step, is_new=is_new)
             if is_new:
                 used |= dict.fromkeys(self._search(results + output, before, inputs[-1], step))
-            elif checks_numbers:
-                self.numbers.check(step, before, results)
+            elif checks_scalars:
+                self.scalars.check(step, before, results)
             if step + 1 < stop:
                 results = [compact(r) if isinstance(r, Tensor) else r for r in results]
             if output:
@@ -154,7 +158,7 @@ class Steps:
         if not is_new:
             ends = tensors_of([*results, *itertools.chain(*outputs)])
             mine = itertools.chain(own, *inputs)
-            used = dict.fromkeys(self.captures.used_by(ends, mine, start, stop))
+            used = dict.fromkeys(self.captures.captures_used_by(ends, mine, start, stop))
         self.captures.recorded(used)
         after = self._held(*state_of(results))
         self.seconds += time.perf_counter() - started
@@ -170,7 +174,7 @@ class Steps:
         pairs = [*zip(recorded.results, gradient, strict=True)]
         for step, outputs in enumerate(recorded.outputs, start):
             pairs += zip(outputs, self.outputs.seeds(step), strict=True)
-        gradients = self.back.through(recorded, pairs)
+        gradients = self.accumulator.through(recorded, pairs)
         at = len(gradient)
         for step, inputs in enumerate(recorded.inputs, start):
             self.inputs.gather(step, gradients[at : at + len(inputs)])
@@ -186,11 +190,11 @@ class Steps:
         return None
 
     def apart(self, held: HeldState) -> tuple[list[Any], Any]:
-        return held.leaves, (held.tracked, held.around)
+        return held.leaves, (held.tracked, held.effects)
 
     def together(self, leaves: list[Any], rest: Any) -> HeldState:
-        tracked, around = rest
-        return HeldState(leaves, tracked, versions_of(leaves), around)
+        tracked, effects = rest
+        return HeldState(leaves, tracked, versions_of(leaves), effects)
 
     def now(self, held: HeldState) -> HeldState:
         return self._held(held.leaves, held.tracked)
@@ -209,12 +213,53 @@ class Steps:
     def settle(self) -> None:
         """Nothing is left to find out: later steps are searched like the first one."""
 
-    def is_unchanged(self, held: HeldState) -> bool:
-        """Tell whether nobody has written to a state since it was put to rest."""
+    def is_unmodified(self, held: HeldState) -> bool:
+        """Say whether the caller has not written to a state since it was held."""
         return versions_of(held.leaves) == held.versions
 
     def state_bytes(self, held: HeldState) -> int:
         return max(1, sum(map(self.arrays.nbytes, held.leaves)))
+
+    # -- a whole pass --------------------------------------------------------------------------
+
+    @contextmanager
+    def forward_context(self) -> Iterator[None]:
+        with without_recorder(), self._autocast, self.captures.active():
+            yield
+
+    @contextmanager
+    def backward_context(self) -> Iterator[None]:
+        with (
+            without_recorder(),
+            self._autocast,
+            torch.enable_grad(),
+            self.captures.active(),
+            self.captures.no_new_hooks(),
+            self.effects.undone(),
+        ):
+            yield
+
+    def end_forward(self, initial: HeldState) -> None:
+        self.captures.complete()
+        self.outputs.complete()
+        self.effects.complete(initial.effects)
+
+    def begin_backward(self) -> None:
+        self.captures.check()
+        self.scalars.update()
+
+    def end_backward(self) -> None:
+        self.captures.check_recorded()
+
+    def restart(self, initial: HeldState) -> None:
+        self.effects.restore(initial.effects)
+
+    def other_gradients(self) -> list[Tensor | None]:
+        return [*self.inputs.gradients, *self.accumulator.gradients]
+
+    def resident_bytes(self, held: HeldState) -> int:
+        storages = [t.untyped_storage() for t in tensors_of(held.leaves)]
+        return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
     # -- a run of a step -----------------------------------------------------------------------
 
@@ -224,7 +269,7 @@ class Steps:
 
         Such steps may be short, so they are run with little ado.
         """
-        is_plain = not self._works_in_place and not has_global_module_hooks()
+        is_plain = not self._writes_in_place and not has_global_module_hooks()
         return self._single and not self._has_more and is_plain
 
     def _advance_bare(self, state: Any, start: int, stop: int) -> LiveState:
@@ -240,7 +285,7 @@ class Steps:
                 self._search([new], [state], [], step)
             (state,), (tracked,) = state_of([new])
             if tracked and step + 1 < stop:
-                captures.mark_as_own(state.requires_grad_())
+                captures.guard_leaf(state.requires_grad_())
             del new  # and with it the graph
             if len(captures) > known:
                 captures.release(known)
@@ -270,7 +315,7 @@ class Steps:
         """Run a step over these leaves; return its results and its outputs, with their graph."""
         given = own + inputs if inputs else own
         versions = versions_of(given) if is_new else []
-        if self._works_in_place:
+        if self._writes_in_place:
             copies = {id(leaf): leaf.clone() for leaf in given if isinstance(leaf, Tensor)}
             given = [copies.get(id(leaf), leaf) for leaf in given]
         elif has_global_module_hooks():
@@ -280,7 +325,7 @@ class Steps:
         if self.inputs.structure is not None:
             x = trees.unflatten(self.inputs.structure, given[len(own) :])
         try:
-            if is_new and (self.effects.watches_all or not self._reached):
+            if is_new and (self.effects.monitors_all_steps or not self._reached):
                 with self._watched(given):
                     new, output = self.call(state, x)
             else:
@@ -292,7 +337,7 @@ class Steps:
         if is_new and versions_of(own + inputs if inputs else own) != versions:
             raise _writes_in_place(step)
         results = [new] if self._single and type(new) is Tensor else self._checked(new, step)
-        if is_new and self._works_in_place:
+        if is_new and self._writes_in_place:
             refuse_shared(results, step)
             if not step:
                 refuse_shared(own, step)
@@ -304,7 +349,7 @@ class Steps:
         tensors = tensors_of(ends)
         if not self._reached:
             self._needs_gradients |= any(tensor.requires_grad for tensor in tensors)
-        found = self.captures.met_by(tensors, tensors_of(state + inputs), step)
+        found = self.captures.captured_by(tensors, tensors_of(state + inputs), step)
         if not step:
             self.uses_state.update(self.captures.was_given(state))
         if inputs:
@@ -328,14 +373,14 @@ class Steps:
             return self._marked(state_of(results))
         own = compact(result.detach())
         if result.requires_grad:
-            self.captures.mark_as_own(own.requires_grad_())
+            self.captures.guard_leaf(own.requires_grad_())
         return [own]
 
     def _marked(self, state: LiveState) -> list[Any]:
         """Make the leaves of a state that nobody else has got leaves of a graph."""
         for leaf, tracked in zip(state.leaves, state.tracked, strict=True):
             if tracked:
-                self.captures.mark_as_own(leaf.requires_grad_())
+                self.captures.guard_leaf(leaf.requires_grad_())
         return state.leaves
 
     def _take(self, step: int) -> list[Any]:
@@ -345,21 +390,21 @@ class Steps:
         entries = self.inputs.take(step)
         for entry, tracked in zip(entries, self.inputs.tracked, strict=True):
             if tracked:
-                self.captures.mark_as_own(entry.requires_grad_())
+                self.captures.guard_leaf(entry.requires_grad_())
         return entries
 
     def _watched(self, given: list[Any]) -> AbstractContextManager[Any]:
         """Watch the very first run of a step, or those of all steps on the way ahead."""
-        watch = StepWatch(given)
+        watch = StepMonitor(given)
         if not self._reached:
             self._watch = watch
         return _Watching(self, watch)
 
-    def saw(self, watch: StepWatch) -> None:
+    def record_effects(self, watch: StepMonitor) -> None:
         """Take note of what a step has shown."""
         if watch is self._watch:
-            self._works_in_place = watch.works_in_place
-        self.effects.saw(watch)
+            self._writes_in_place = watch.writes_in_place
+        self.effects.record_effects(watch)
 
     def _checked(self, state: Any, step: int) -> list[Any]:
         leaves, structure = trees.flatten(state)
@@ -374,17 +419,17 @@ class Steps:
     # -- what belongs to a state ---------------------------------------------------------------
 
     def _held(self, leaves: list[Any], tracked: list[bool]) -> HeldState:
-        return HeldState(leaves, tracked, versions_of(leaves), self.effects.around())
+        return HeldState(leaves, tracked, versions_of(leaves), self.effects.snapshot())
 
     def _go_to(self, held: HeldState) -> None:
-        if not self.is_unchanged(held):
+        if not self.is_unmodified(held):
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: a state that a checkpointed loop holds was written to since; "
                 "write to a copy, or after the backward pass"
             )
         if self._reached:
-            self.effects.go_to(held.around)
+            self.effects.restore(held.effects)
 
     # -- measuring -----------------------------------------------------------------------------
 
@@ -402,7 +447,7 @@ class Steps:
         captured = sum(map(self.arrays.nbytes, self.captures.sources))
         if exactly:
             with first:
-                self.back.try_out(recorded)
+                self.accumulator.dry_run(recorded)
             peak = first.peak_bytes + 2 * captured
         else:
             peak = state_bytes + 2 * made + 3 * captured
@@ -417,7 +462,7 @@ class Steps:
 class _Watching:
     """A run of a step that is watched: afterwards the watch is asked what it has seen."""
 
-    def __init__(self, steps: Steps, watch: StepWatch) -> None:
+    def __init__(self, steps: Steps, watch: StepMonitor) -> None:
         self._steps = steps
         self._watch = watch
 
@@ -426,7 +471,7 @@ class _Watching:
 
     def __exit__(self, *error: Any) -> None:
         self._watch.__exit__(*error)
-        self._steps.saw(self._watch)
+        self._steps.record_effects(self._watch)
 
 
 def _as_no_leaf(value: Any) -> Any:

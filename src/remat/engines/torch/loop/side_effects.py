@@ -22,17 +22,17 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...errors import UnsupportedError
-from .memory.tensors import is_plain
-from .randomness import generator_of
+from ....errors import UnsupportedError
+from ..memory.tensors import is_plain
+from ..randomness import generator_of
+from ..replay import flat
+from ..schema import OpTraits, traits_of
 from .reach import Reach
-from .replay import flat
-from .schema import OpTraits, traits_of
 
-__all__ = ["Around", "Effects", "StepWatch"]
+__all__ = ["SideEffects", "Snapshot", "StepMonitor"]
 
 
-class Around(NamedTuple):
+class Snapshot(NamedTuple):
     """What belongs to a state although the step does not say so."""
 
     generators: dict[Source, Any]  # where they stand
@@ -40,25 +40,25 @@ class Around(NamedTuple):
     buffers: list[dict[str, Tensor | None]]  # of modules in reach
 
 
-class Effects:
+class SideEffects:
     """Generators and tensors from outside that the steps of a loop use."""
 
     def __init__(self, reach: Reach) -> None:
-        self.watches_all = reach.has_buffers
+        self.monitors_all_steps = reach.has_buffers
         self._generators = _default_generators()
         self._written: dict[int, Tensor] = {}
         self._counters: list[Tensor] = []  # over the same memory, which count writes to it
         self._modules = reach.modules
-        self._first = Around({}, {}, [])  # what each was before any step touched it
-        self._known = Around({}, {}, [])  # what each was when it was last looked at
+        self._first = Snapshot({}, {}, [])  # what each was before any step touched it
+        self._known = Snapshot({}, {}, [])  # what each was when it was last looked at
         self._versions = [(tensor, tensor._version) for tensor in reach.tensors]
-        self.around()
+        self.snapshot()
 
     @property
     def is_random(self) -> bool:
         return bool(self._generators)
 
-    def saw(self, watch: StepWatch) -> None:
+    def record_effects(self, watch: StepMonitor) -> None:
         """Take note of what a step has shown."""
         for key, (memory, before, counter) in watch.written.items():
             if key not in self._written:
@@ -71,7 +71,7 @@ class Effects:
                 self._first.generators[generator] = state
                 self._known.generators[generator] = state
 
-    def complete(self, began: Around) -> None:
+    def complete(self, began: Snapshot) -> None:
         """Take note that all steps have been run; leave alone what none has touched."""
         for tensor, version in self._versions:
             if tensor._version != version and _address(tensor) not in self._written:
@@ -81,12 +81,12 @@ class Effects:
                     "state, register it as a buffer of a module, or write to it in step 0, too"
                 )
         self._versions = []
-        self.around()
+        self.snapshot()
         now, then = self._known.generators, {**self._first.generators, **began.generators}
         self._generators = [g for g in self._generators if now[g] is not then[g]]
-        self._known = Around({g: now[g] for g in self._generators}, self._known.written, [])
+        self._known = Snapshot({g: now[g] for g in self._generators}, self._known.written, [])
 
-    def around(self) -> Around:
+    def snapshot(self) -> Snapshot:
         """Return how all of it is now; what did not change is the same object as before."""
         generators, written, _ = self._known
         for generator in self._generators:
@@ -97,19 +97,19 @@ class Effects:
             if not torch.equal(memory, written[key]):
                 written[key] = memory.clone()
         buffers = [dict(module._buffers) for module in self._modules]
-        return Around(dict(generators), dict(written), buffers)
+        return Snapshot(dict(generators), dict(written), buffers)
 
     @contextmanager
-    def unchanged(self) -> Iterator[None]:
+    def undone(self) -> Iterator[None]:
         """Run steps again; afterwards all of it is as it was, and no write is counted."""
-        now = self.around()
+        now = self.snapshot()
         with _unsafe_preserve_version_counter(tuple(self._counters)):
             try:
                 yield
             finally:
-                self.go_to(now)
+                self.restore(now)
 
-    def go_to(self, around: Around) -> None:
+    def restore(self, around: Snapshot) -> None:
         """Set all of it as it was then."""
         generators, written, _ = self._known
         for generator in self._generators:
@@ -126,7 +126,7 @@ class Effects:
             module._buffers.update(buffers)
 
 
-class StepWatch(TorchDispatchMode):
+class StepMonitor(TorchDispatchMode):
     """Watches a step op by op: memory that it makes, what it writes to and draws from."""
 
     supports_higher_order_operators = True
@@ -134,7 +134,7 @@ class StepWatch(TorchDispatchMode):
     def __init__(self, given: Iterable[Any]) -> None:
         super().__init__()
         self.peak_bytes = 0
-        self.works_in_place = False  # on what it was given
+        self.writes_in_place = False  # on what it was given
         # By address: memory, what it was, and a tensor that counts writes to it.
         self.written: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self.generators: dict[torch.Generator, Tensor] = {}  # and where they stood
@@ -187,7 +187,7 @@ class StepWatch(TorchDispatchMode):
         if made is not None and not made[0].expired():
             return
         if address in self._given:
-            self.works_in_place = True
+            self.writes_in_place = True
         elif address != _NOWHERE and address not in self.written:
             memory = _bytes_of(tensor)
             self.written[address] = memory, memory.clone(), tensor

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import UnsupportedError
-from .effects import Around
-from .memory.tensors import is_plain, version_of
+from ....errors import UnsupportedError
+from ..memory.tensors import is_plain, version_of
+from .side_effects import Snapshot
 
 __all__ = [
     "Gradients",
@@ -18,6 +18,8 @@ __all__ = [
     "LiveState",
     "Recording",
     "compact",
+    "is_floating",
+    "is_tracked",
     "refuse_shared",
     "state_of",
     "tensors_of",
@@ -40,7 +42,7 @@ class HeldState(NamedTuple):
     leaves: list[Any]
     tracked: list[bool]
     versions: list[int]
-    around: Around
+    effects: Snapshot
 
 
 class Recording(NamedTuple):
@@ -93,6 +95,14 @@ def refuse_shared(leaves: list[Any], step: int) -> None:
                 "over the same memory, so that one changes with the other; clone() one of them"
             )
         known.append(span)
+
+
+def is_tracked(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def is_floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def tensors_of(values: Iterable[Any]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Numbers that a step closes over: where states of zeros prove nothing, they must not change.
+"""Numbers that a step closes over: where states are zero they must not change.
 
 A counter times zeros is zero every time, but its slope is the counter. States are compared when a
 step is run again; where these are zeros, a number in reach that has changed is an error.
@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import RecomputeMismatchError
+from ....errors import RecomputeMismatchError
 
-__all__ = ["Numbers"]
+__all__ = ["ClosedOverScalars"]
 
 _MANY = 1000  # entries of a container: more than that are data
 _KINDS = (int, float, complex)
@@ -29,14 +29,14 @@ class _Place(NamedTuple):
     value: Any  # when it was found
 
 
-class Numbers:
+class ClosedOverScalars:
     """The numbers in what a function refers to, as they were when they were found."""
 
     def __init__(self) -> None:
         self._places: list[_Place] = []
         self._change: str | None = None  # in words
 
-    def look_into(self, value: Any, names: Iterable[str] = ()) -> None:
+    def add_scalars_of(self, value: Any, names: Iterable[str] = ()) -> None:
         """Note the numbers that an object holds; of a function's globals, those it `names`."""
         if isinstance(value, CellType):
             self._note("a variable", partial(getattr, value, "cell_contents"))
@@ -58,7 +58,7 @@ class Numbers:
         if isinstance(found, _KINDS):
             self._places.append(_Place(name, read, found))
 
-    def look_again(self) -> None:
+    def update(self) -> None:
         """Find out whether one has changed; once is enough, it may be back where it was later."""
         if self._change is None:
             for name, read, before in self._places:
@@ -68,7 +68,7 @@ class Numbers:
                     break
 
     @property
-    def have_changed(self) -> bool:
+    def changed(self) -> bool:
         return self._change is not None
 
     def check(self, step: int, before: list[Any], after: list[Any]) -> None:
