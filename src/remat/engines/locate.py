@@ -7,11 +7,12 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Protocol, cast
 
 from .. import trees
 from ..errors import UnsupportedError
+from ..introspect import names_in, references
 from ..segments import SegmentOptions
 from ..stores import Arrays
 from ..verification import Verification
@@ -195,32 +196,23 @@ def _undecorated(value: Any) -> Any:
     return inspect.unwrap(value) if is_wrapper else value
 
 
-def _nearby(function: Any) -> Iterator[Any]:
-    """Generate what a function refers to directly."""
-    if isinstance(function, functools.partial):
-        yield from (function.func, *function.args, *function.keywords.values())
-        yield from _nearby(function.func)
+def _nearby(value: Any) -> Iterator[Any]:
+    """Generate what a function refers to directly, through partials and methods.
+
+    Of the object of a method, that is what stands in its attributes.
+    """
+    if not isinstance(value, FunctionType | MethodType | functools.partial):
         return
-    owner = getattr(function, "__self__", None)
-    yield from (owner, *getattr(owner, "__dict__", {}).values())
-    function = getattr(function, "__func__", function)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # a name that has no value yet
-            continue
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    for name in _names(code):  # a function may import a module by itself
-        yield function.__globals__.get(name, sys.modules.get(name))
+    for found, _ in references(value, _never):
+        yield from found if isinstance(found, tuple) else (found,)
+        if isinstance(value, MethodType) and found is value.__self__:
+            yield from getattr(found, "__dict__", {}).values()
+        elif not isinstance(value, FunctionType):
+            yield from _nearby(found)
+    if isinstance(value, FunctionType):  # which may import a module by itself
+        names = names_in(value.__code__) - value.__globals__.keys()
+        yield from (sys.modules[name] for name in names if name in sys.modules)
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """Generate the global names that some code uses, with that of functions defined inside."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
+def _never(value: Any) -> bool:
+    return False

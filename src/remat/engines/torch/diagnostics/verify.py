@@ -18,8 +18,8 @@ from .... import trees
 from ....errors import RecomputeMismatchError
 from ....segments import SegmentOptions
 from ....verification import Verification
-from ..belongings import belongings_of
 from ..memory.records import Op, Place, Value
+from ..referenced_tensors import referenced_tensors
 from ..replay import flat
 from ..schema import traits_of
 from ..segment import close_region, open_region
@@ -55,7 +55,7 @@ def verify(
     """
     name = getattr(function, "__qualname__", type(function).__name__)
     leaves, structure = trees.flatten((args, kwargs))
-    owned = belongings_of(function)
+    owned = referenced_tensors(function)
     inputs = {f"input {n}": _copy(leaf) for n, leaf in enumerate(leaves)}
     sources = {n: t for n, t in (inputs | owned.sources).items() if _takes_gradient(t)}
     if not sources:
