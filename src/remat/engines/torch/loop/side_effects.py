@@ -1,21 +1,18 @@
-"""What steps do beside returning a state: writes to tensors from outside, and random numbers.
+"""Side effects of steps: writes to external tensors, replaced buffers, and random numbers.
 
-What steps write to (the statistics of batch normalisation, say) is part of the state, although
-nobody says so; the same goes for tensors that they put into the place of a module's buffer, and for
-the generators that they draw from. The first step is watched op
-by op. So are the others on the way ahead, if the step reaches modules with buffers; if not, the
-versions of tensors in reach tell at the end whether something was missed.
+What steps write to (the running statistics of batch normalization) is part of the state of a loop
+although the step does not return it. So are tensors that replace a module's buffer, and the states
+of generators that steps draw from. The first step is monitored op by op. All others in the forward
+pass are, too, if the step reaches modules with buffers; if not, version counters of the tensors in
+reach tell at the end whether a write was missed.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
@@ -23,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....errors import UnsupportedError
+from ..generators import Generators, GeneratorStates
 from ..memory.tensors import is_plain
 from ..randomness import generator_of
 from ..replay import flat
@@ -33,46 +31,43 @@ __all__ = ["SideEffects", "Snapshot", "StepMonitor"]
 
 
 class Snapshot(NamedTuple):
-    """What belongs to a state although the step does not say so."""
+    """What belongs to a state of a loop although the step does not return it."""
 
-    generators: dict[Source, Any]  # where they stand
-    written: dict[int, Tensor]  # the bytes of memory from outside, by its address
+    generators: GeneratorStates
+    written: Mapping[int, Tensor]  # the bytes of external storages, by address
     buffers: list[dict[str, Tensor | None]]  # of modules in reach
 
 
 class SideEffects:
-    """Generators and tensors from outside that the steps of a loop use."""
+    """Generators, external tensors and buffers that the steps of a loop use or change."""
 
     def __init__(self, reach: Reach) -> None:
         self.monitors_all_steps = reach.has_buffers
-        self._generators = _default_generators()
-        self._written: dict[int, Tensor] = {}
-        self._counters: list[Tensor] = []  # over the same memory, which count writes to it
+        self._generators = Generators()
+        self._written: dict[int, Tensor] = {}  # the bytes of external storages, by address
+        self._counters: list[Tensor] = []  # tensors whose version counters count writes to them
         self._modules = reach.modules
-        self._first = Snapshot({}, {}, [])  # what each was before any step touched it
-        self._known = Snapshot({}, {}, [])  # what each was when it was last looked at
+        self._first: dict[int, Tensor] = {}  # values before any step wrote
+        self._latest: dict[int, Tensor] = {}  # values in the latest snapshot
         self._versions = [(tensor, tensor._version) for tensor in reach.tensors]
-        self.snapshot()
 
     @property
     def is_random(self) -> bool:
-        return bool(self._generators)
+        return self._generators.are_used
 
-    def record_effects(self, watch: StepMonitor) -> None:
-        """Take note of what a step has shown."""
-        for key, (memory, before, counter) in watch.written.items():
-            if key not in self._written:
-                self._written[key] = memory
+    def add(self, monitor: StepMonitor) -> None:
+        """Note what a step that was monitored wrote to and drew from."""
+        for address, (memory, before, counter) in monitor.written.items():
+            if address not in self._written:
+                self._written[address] = memory
                 self._counters.append(counter)
-                self._first.written[key] = self._known.written[key] = before
-        for generator, state in watch.generators.items():
-            if generator not in self._generators:
-                self._generators.append(generator)
-                self._first.generators[generator] = state
-                self._known.generators[generator] = state
+                self._first[address] = before
+                self._latest = {**self._latest, address: before}
+        for generator, state in monitor.generators.items():
+            self._generators.add(generator, state)
 
-    def complete(self, began: Snapshot) -> None:
-        """Take note that all steps have been run; leave alone what none has touched."""
+    def complete(self, initial: Snapshot) -> None:
+        """Check the writes after all steps have run; ignore generators that none drew from."""
         for tensor, version in self._versions:
             if tensor._version != version and _address(tensor) not in self._written:
                 raise UnsupportedError(
@@ -81,27 +76,23 @@ class SideEffects:
                     "state, register it as a buffer of a module, or write to it in step 0, too"
                 )
         self._versions = []
-        self.snapshot()
-        now, then = self._known.generators, {**self._first.generators, **began.generators}
-        self._generators = [g for g in self._generators if now[g] is not then[g]]
-        self._known = Snapshot({g: now[g] for g in self._generators}, self._known.written, [])
+        self._generators.ignore_unused(initial.generators)
 
     def snapshot(self) -> Snapshot:
-        """Return how all of it is now; what did not change is the same object as before."""
-        generators, written, _ = self._known
-        for generator in self._generators:
-            state = generator.get_state()
-            if generator not in generators or not _same(state, generators[generator]):
-                generators[generator] = state
-        for key, memory in self._written.items():
-            if not torch.equal(memory, written[key]):
-                written[key] = memory.clone()
+        """Return the present values; what did not change is shared with earlier snapshots."""
+        changed = {
+            address: memory.clone()
+            for address, memory in self._written.items()
+            if not torch.equal(memory, self._latest[address])
+        }
+        if changed:
+            self._latest = {**self._latest, **changed}
         buffers = [dict(module._buffers) for module in self._modules]
-        return Snapshot(dict(generators), dict(written), buffers)
+        return Snapshot(self._generators.snapshot(), self._latest, buffers)
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """Run steps again; afterwards all of it is as it was, and no write is counted."""
+        """Run steps again; afterwards side effects are undone, and no write is counted."""
         now = self.snapshot()
         with _unsafe_preserve_version_counter(tuple(self._counters)):
             try:
@@ -109,41 +100,37 @@ class SideEffects:
             finally:
                 self.restore(now)
 
-    def restore(self, around: Snapshot) -> None:
-        """Set all of it as it was then."""
-        generators, written, _ = self._known
-        for generator in self._generators:
-            state = around.generators.get(generator)
-            state = self._first.generators[generator] if state is None else state
-            generator.set_state(state)
-            generators[generator] = state
-        for key, memory in self._written.items():
-            value = around.written.get(key)
-            value = self._first.written[key] if value is None else value
-            memory.copy_(value)
-            written[key] = value
-        for module, buffers in zip(self._modules, around.buffers, strict=True):
+    def restore(self, snapshot: Snapshot) -> None:
+        """Set everything to its value in a snapshot; what it lacks was not written to by then."""
+        self._generators.restore(snapshot.generators)
+        latest = {}
+        for address, memory in self._written.items():
+            value = snapshot.written.get(address)
+            latest[address] = self._first[address] if value is None else value
+            memory.copy_(latest[address])
+        self._latest = latest
+        for module, buffers in zip(self._modules, snapshot.buffers, strict=True):
             module._buffers.update(buffers)
 
 
 class StepMonitor(TorchDispatchMode):
-    """Watches a step op by op: memory that it makes, what it writes to and draws from."""
+    """Observes the ops of a step: storages that it makes, what it writes to and draws from."""
 
     supports_higher_order_operators = True
 
     def __init__(self, given: Iterable[Any]) -> None:
         super().__init__()
         self.peak_bytes = 0
-        self.writes_in_place = False  # on what it was given
-        # By address: memory, what it was, and a tensor that counts writes to it.
+        self.writes_in_place = False  # to its state or its input
+        # By address: the bytes, their values before, and a tensor that counts writes to them.
         self.written: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        self.generators: dict[torch.Generator, Tensor] = {}  # and where they stood
+        self.generators: dict[torch.Generator, Tensor] = {}  # with their states before
         self._given = {_address(value) for value in given}
         self._made: dict[int, tuple[StorageWeakRef, int]] = {}  # by address: a storage, its bytes
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # or the compiler would be loaded, to switch it off for each op
+        return False  # otherwise the compiler is loaded, to disable it for each op
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -151,7 +138,7 @@ class StepMonitor(TorchDispatchMode):
 
     @property
     def live_bytes(self) -> int:
-        """Weigh what was made and is still there."""
+        """The bytes of storages that were made and still exist."""
         self._made = {k: made for k, made in self._made.items() if not made[0].expired()}
         return sum(nbytes for _, nbytes in self._made.values())
 
@@ -162,7 +149,7 @@ class StepMonitor(TorchDispatchMode):
         traits = traits_of(func)
         self._before(traits, args, kwargs)
         out = traits.call(*args, **kwargs)
-        known = {_NOWHERE, *(_address(value) for value in flat((*args, *kwargs.values())))}
+        known = {_NO_STORAGE, *(_address(value) for value in flat((*args, *kwargs.values())))}
         for tensor in flat(out):
             if isinstance(tensor, Tensor) and (address := _address(tensor)) not in known:
                 storage = tensor.untyped_storage()
@@ -188,55 +175,22 @@ class StepMonitor(TorchDispatchMode):
             return
         if address in self._given:
             self.writes_in_place = True
-        elif address != _NOWHERE and address not in self.written:
+        elif address != _NO_STORAGE and address not in self.written:
             memory = _bytes_of(tensor)
             self.written[address] = memory, memory.clone(), tensor
 
 
-_NOWHERE = 0
+_NO_STORAGE = 0
 
 
 def _address(value: Any) -> int:
-    """Return where the storage of a tensor is."""
+    """Return an identifier of the storage of a tensor; 0 if it has none."""
     if not isinstance(value, Tensor) or not is_plain(value):
-        return _NOWHERE
+        return _NO_STORAGE
     address: int = value.untyped_storage()._cdata
     return address
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """Return all of the memory that a tensor lies over; it counts writes by itself."""
+    """Return the whole storage of a tensor as bytes, with a version counter of its own."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-
-
-Source = torch.Generator | type["_Python"] | type["_NumPy"]
-
-
-class _Python:
-    """The random numbers of Python's own module."""
-
-    get_state = staticmethod(random.getstate)
-    set_state = staticmethod(random.setstate)
-
-
-class _NumPy:
-    """The random numbers of `numpy.random`."""
-
-    get_state = staticmethod(partial(np.random.get_state, legacy=False))
-    set_state = staticmethod(np.random.set_state)
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return all(_same(one[key], other[key]) for key in one)
-    return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
-
-
-def _default_generators() -> list[Source]:
-    """Return those of the devices in use, of NumPy and of Python."""
-    found: list[Source] = [torch.default_generator, _Python, _NumPy]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        found += torch.cuda.default_generators
-    return found

@@ -404,7 +404,7 @@ class Steps:
         """Take note of what a step has shown."""
         if watch is self._watch:
             self._writes_in_place = watch.writes_in_place
-        self.effects.record_effects(watch)
+        self.effects.add(watch)
 
     def _checked(self, state: Any, step: int) -> list[Any]:
         leaves, structure = trees.flatten(state)
