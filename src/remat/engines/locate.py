@@ -84,15 +84,15 @@ class ScopeEngine(Protocol):
         """Give a tensor a name for policies and reports; return it."""
 
 
-# The array type that tells a framework, looked up only if the framework has been imported.
+# The array type of each framework, looked up only if the framework has been imported.
 _FOREIGN = {"torch": "Tensor", "jax": "Array"}
 
 
 def engine_for(leaves: Iterable[Any], function: Any = None) -> Engine:
     """Return the engine for these values: NumPy unless one of them belongs to another framework.
 
-    If no value tells, the `function` that gets them may: a module, what closes over tensors, or
-    what refers to functions of a framework.
+    If no value belongs to one, the `function` that gets them may: a module, or a function that
+    closes over tensors or refers to functions of a framework.
     """
     leaves = list(leaves)
     for framework in _FOREIGN:
@@ -105,7 +105,7 @@ def engine_for(leaves: Iterable[Any], function: Any = None) -> Engine:
 def engine_of_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Engine:
-    """Return the engine for a call; a tensor among the arguments is seen at once."""
+    """Return the engine for a call; a tensor among the arguments decides quickly."""
     tensor = _array_type("torch")
     if tensor is not None:
         for arg in args:
@@ -153,7 +153,7 @@ def _is_of_torch(function: Any, leaves: list[Any]) -> bool:
         return False
     if isinstance(function, module) or isinstance(getattr(function, "__self__", None), module):
         return True
-    # Arrays tell: nobody has to guess.
+    # Arrays decide.
     if any(hasattr(leaf, "dtype") for leaf in leaves):
         return False
     nearby = list(_reach(function))
@@ -199,7 +199,7 @@ def _undecorated(value: Any) -> Any:
 def _nearby(value: Any) -> Iterator[Any]:
     """Generate what a function refers to directly, through partials and methods.
 
-    Of the object of a method, that is what stands in its attributes.
+    Of the object of a method, those are the values of its attributes.
     """
     if not isinstance(value, FunctionType | MethodType | functools.partial):
         return

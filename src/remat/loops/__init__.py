@@ -1,4 +1,4 @@
-"""Runs a schedule over an engine's verbs; knows no engine."""
+"""Runs a schedule over an engine's operations; knows no engine."""
 
 from .accounts import Account, LoopEvents, is_inside_a_region
 from .checkpoints import checkpoints_of
@@ -6,7 +6,7 @@ from .lengths import KnownLength, Length, Progress, UnknownLength
 from .lifecycle import LoopPass, PassSteps
 from .options import Budget, LoopOptions, Measured, ScheduleName
 from .outputs import StepOutputs, state_and_output
-from .runner import LoopRun, Verbs, Watcher
+from .runner import LoopRun, StepOperations, Watcher
 
 __all__ = [
     "Account",
@@ -21,9 +21,9 @@ __all__ = [
     "PassSteps",
     "Progress",
     "ScheduleName",
+    "StepOperations",
     "StepOutputs",
     "UnknownLength",
-    "Verbs",
     "Watcher",
     "checkpoints_of",
     "is_inside_a_region",

@@ -1,14 +1,14 @@
-"""What a region that is run again as a whole tells those who watch it.
+"""Memory accounting of a region that is run again as a whole, for profilers.
 
 Four rules:
-1. Told is what the pass itself has made: arrays that go in and were made in the same pass, what
-   the region makes, and what it keeps. What the caller brings is his own.
-2. What a plain pass would hold is known from a recorded run, weighed. So whoever is watched is
-   recorded already on the way ahead: that is its *rehearsal*. Regions inside a rehearsal tell
-   nothing but their weight: without anybody watching they would just be called.
-3. A region that runs inside another one stands on its tape, with its inputs, its results and
-   what it keeps. Whoever watches both is told of the outer one's tape, and not again.
-4. Whatever was told to be held is taken back when the region is gone: when autograd's graph is.
+1. Reported is what the pass itself has made: inputs that were made in the same pass, what the
+   region makes, and what it keeps. The caller's own arrays are not counted.
+2. What a plain pass would hold is measured in a recorded run. So with a profiler a region is
+   recorded already in the forward pass: its *rehearsal*. Regions inside a rehearsal report their
+   size only, because without a profiler they would just be called.
+3. A region that runs inside another one is part of its tape, with its inputs, its results and what
+   it keeps. A profiler of both gets the outer one's tape, and the inner one is not counted again.
+4. Everything reported as held is reported as freed when autograd frees the graph of the region.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_inside_a_region() -> bool:
 
 
 class Account:
-    """What one region tells; with nobody watching it says nothing, and costs as little."""
+    """The account of one region; without a profiler it does nothing."""
 
     def __init__(self) -> None:
         outer = _threads.account
@@ -47,12 +47,12 @@ class Account:
         is_rehearsed = outer is not None and outer._is_rehearsing
         self.watchers: tuple[Watcher, ...] = () if is_rehearsed else watchers()
         known = () if outer is None else outer.watchers
-        self._strangers = tuple(w for w in self.watchers if w not in known)
+        self._direct_watchers = tuple(w for w in self.watchers if w not in known)
         self.must_weigh = is_rehearsed or bool(self.watchers)
         self._inner_excess = 0
         self._numbers: list[int] = []
-        self._told_plain: list[Hashable] = []
-        self._told_held: dict[Hashable, tuple[Watcher, ...]] = {}
+        self._reported_plain: list[Hashable] = []
+        self._reported_held: dict[Hashable, tuple[Watcher, ...]] = {}
         self._kept: dict[Hashable, int] = {}  # on the tape of the region around
 
     def begin(self, name: str) -> None:
@@ -76,34 +76,34 @@ class Account:
         return self._inner_excess
 
     def weighed(self, nbytes: int, arrays: Mapping[Hashable, int]) -> None:
-        """Tell what a plain pass would hold from now on: bytes, and the memory of arrays."""
+        """Report what a plain pass would hold from now on: bytes, and the memory of arrays."""
         if self._outer is not None:
             self._outer._inner_excess += nbytes
         things: dict[Hashable, int] = {object(): nbytes, **arrays}
         for key, size in things.items():
-            self._told_plain.append(key)
-            for watcher in self._strangers:
+            self._reported_plain.append(key)
+            for watcher in self._direct_watchers:
                 watcher.would_hold(key, size)
 
     def keeps_arrays(self, arrays: Mapping[Hashable, int]) -> None:
-        """Tell which arrays are held from the way ahead on; a plain pass would hold them, too."""
+        """Report arrays that are held from the forward pass on; a plain pass holds them, too."""
         for key, size in arrays.items():
-            self._hold(key, size, self._strangers)
+            self._hold(key, size, self._direct_watchers)
 
     def keeps(self, key: Hashable, size: int) -> None:
-        """Tell what else is held from the way ahead on."""
-        if self._hold(key, size, self._strangers) and self._outer is not None:
+        """Report what else is held from the forward pass on."""
+        if self._hold(key, size, self._direct_watchers) and self._outer is not None:
             self._outer._inner_excess -= size
             self._kept[key] = size
 
     def holds(self, key: Hashable, size: int) -> None:
-        """Tell what is held on the way back."""
+        """Report what is held in the backward pass."""
         self._hold(key, size, self.watchers)
 
     def frees(self, key: Hashable) -> None:
         if self._outer is not None:
             self._outer._inner_excess += self._kept.pop(key, 0)
-        for watcher in self._told_held.pop(key, ()):
+        for watcher in self._reported_held.pop(key, ()):
             watcher.frees(key)
 
     def recomputed(self, ops: int, seconds: float) -> None:
@@ -115,19 +115,19 @@ class Account:
             for watcher, number in zip(self.watchers, self._numbers, strict=True):
                 watcher.rounded(number, error)
 
-    def _hold(self, key: Hashable, size: int, told: tuple[Watcher, ...]) -> bool:
-        if key in self._told_held:
+    def _hold(self, key: Hashable, size: int, watchers: tuple[Watcher, ...]) -> bool:
+        if key in self._reported_held:
             return False
-        self._told_held[key] = told
-        for watcher in told:
+        self._reported_held[key] = watchers
+        for watcher in watchers:
             watcher.holds(key, size)
         return True
 
     def __del__(self) -> None:
-        for key in list(self._told_held):
+        for key in list(self._reported_held):
             self.frees(key)
-        for key in self._told_plain:
-            for watcher in self._strangers:
+        for key in self._reported_plain:
+            for watcher in self._direct_watchers:
                 watcher.would_free(key)
 
 
@@ -152,7 +152,7 @@ class LoopEvents:
         self._loop = object()  # for keys of its own
 
     def weighed(self, tape_bytes: int, *, plain_bytes: int) -> None:
-        """Take note of what the first step leaves behind, which has just been run."""
+        """Note the sizes of the first step, which has just been run."""
         self._tape_bytes = tape_bytes
         self._step_bytes = plain_bytes + self._account.inner_excess
         self._account.weighed(0, self._inputs)
@@ -168,7 +168,7 @@ class LoopEvents:
             self._progress.forward(steps)
 
     def settle(self) -> None:
-        """Tell what a plain pass would hold by now."""
+        """Report what a plain pass would hold by now."""
         self._account.weighed(self._pending * self._step_bytes, {})
         self._pending = 0
 
@@ -193,5 +193,5 @@ class LoopEvents:
         self._account.frees((self._loop, "tape", step))
 
     def _hold(self, what: tuple[str, int], size: int) -> None:
-        tell = self._account.keeps if self.is_forward else self._account.holds
-        tell((self._loop, *what), size)
+        report = self._account.keeps if self.is_forward else self._account.holds
+        report((self._loop, *what), size)

@@ -28,7 +28,7 @@ Recorded = TypeVar("Recorded")
 class PassSteps(LoopSteps[Held, Recorded], Protocol[Held, Recorded]):
     """The steps of a loop, and what an engine does around a whole pass over them."""
 
-    seconds: float  # that steps have taken, without going back through them
+    seconds: float  # that steps have taken, without their backward
 
     @property
     def outputs(self) -> StepOutputs:
@@ -124,7 +124,7 @@ class LoopPass:
         self.steps.end_forward(self.initial)
 
     def forward_untraced(self) -> None:
-        """Run a loop that nobody differentiates and nobody accounts for."""
+        """Run a loop without gradients and without accounting."""
         with self._shown(last=True):
             self.run = self._start()
 
@@ -133,12 +133,12 @@ class LoopPass:
             self.steps,
             self.initial,
             traced=self.traced,
-            weighed=self._weighed if self._events else None,
+            on_measured=self._on_measured if self._events else None,
             watcher=self._events or self._progress,
         )
         return run
 
-    def _weighed(self, measured: Measured) -> None:
+    def _on_measured(self, measured: Measured) -> None:
         assert self._events is not None
         tape_bytes = measured.tape_bytes - measured.state_bytes
         self._events.weighed(tape_bytes, plain_bytes=self.steps.plain_bytes)
@@ -153,7 +153,7 @@ class LoopPass:
     # -- backward ------------------------------------------------------------------------------
 
     def backward(self, state: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-        """Go back from gradients of the final state and of the outputs, one or None for each leaf.
+        """Go backward from gradients of the final state and of the outputs; None is zero.
 
         Return the gradients of the initial state, of the inputs of a scan, and of captures.
         """

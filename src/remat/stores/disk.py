@@ -25,9 +25,9 @@ class DiskStore:
     """Keeps checkpoints on disk, bit for bit.
 
     Every pass has a folder of its own, with rights for its owner only, in `directory` (which must
-    exist) or else in the system's directory for temporary files. A thread in the background writes
-    checkpoints, of which at most 2 wait in memory, and on the way back it reads the next one ahead;
-    small ones are written and read at once, which is quicker.
+    exist) or else in the system's directory for temporary files. A background thread writes
+    checkpoints, at most 2 of which wait in memory, and prefetches the next one in backward. Small
+    checkpoints are written and read synchronously, which is faster.
     A full disk, a directory that cannot be written to, and a file that does not come back as it was
     written are a `StoreError`.
 
@@ -48,7 +48,7 @@ class DiskStore:
         self.directory = None if directory is None else os.fspath(directory)
 
     def open(self, arrays: Arrays) -> DiskShelf:
-        """Make a shelf for one pass."""
+        """Return a shelf for one pass."""
         return DiskShelf(arrays, self._folder())
 
     def measure(self, arrays: Arrays, leaves: list[Any]) -> tuple[float, float]:
@@ -65,7 +65,7 @@ class DiskStore:
         return median(write for write, _ in found), median(read for _, read in found)
 
     def free_bytes(self) -> int:
-        """Return how much room there is."""
+        """Return the free space of the disk."""
         try:
             return shutil.disk_usage(self._parent()).free
         except OSError as error:
@@ -81,7 +81,7 @@ class DiskStore:
             parent = tempfile.gettempdir() if self.directory is None else self.directory
         except FileNotFoundError as error:
             raise StoreError(f"{error}; give DiskStore(directory=…) one") from error
-        return os.path.abspath(parent)  # the program may go elsewhere
+        return os.path.abspath(parent)  # the program may change its working directory
 
     def __repr__(self) -> str:
         return "DiskStore()" if self.directory is None else f"DiskStore({self.directory!r})"
@@ -108,10 +108,10 @@ class DiskShelf:
     def __init__(self, arrays: Arrays, folder: Folder) -> None:
         self._arrays = arrays
         self._held: dict[int, Checkpoint] = {}
-        self._numbers = itertools.count()  # of files: a key may come again while its file goes
+        self._numbers = itertools.count()  # of files: not by key, which may be reused early
         self._writer = Writer(folder)
-        self._told = False  # of the writer's failure
-        # Called once: by `close`, or when nobody refers to the shelf, or when Python ends.
+        self._is_reported = False  # the writer's failure
+        # Called once: by `close`, when the shelf is garbage-collected, or when Python exits.
         self._finish = weakref.finalize(self, self._writer.close)
 
     @property
@@ -135,7 +135,7 @@ class DiskShelf:
         checkpoint = self._held[key]
         parts = self._writer.fetch(checkpoint)
         self._check()
-        # A loop goes backwards, so the next to be asked for is the nearest one below.
+        # A loop goes backward, so the nearest one below comes next.
         below = max((k for k in self._held if k < key), default=None)
         if below is not None:
             self._writer.prefetch(self._held[below])
@@ -155,8 +155,8 @@ class DiskShelf:
     def close(self) -> None:
         self._held.clear()
         self._finish()
-        if self._writer.failure is not None and not self._told:
-            self._tell()
+        if self._writer.failure is not None and not self._is_reported:
+            self._raise_failure()
 
     def _check(self) -> None:
         if os.getpid() != self._writer.process:
@@ -165,10 +165,10 @@ class DiskShelf:
                 f"this one ({os.getpid()}) is a fork; run the whole pass in one process"
             )
         if self._writer.failure is not None:
-            self._tell()
+            self._raise_failure()
         if self._writer.closed:
             raise StoreError("these checkpoints on disk were removed: their pass is over")
 
-    def _tell(self) -> None:
-        self._told = True
+    def _raise_failure(self) -> None:
+        self._is_reported = True
         raise StoreError(self._writer.failure)

@@ -1,4 +1,4 @@
-"""The steps of a loop on NumPy arrays: the verbs that the loop runner asks for."""
+"""The steps of a loop on NumPy arrays: what the loop runner asks of an engine."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class RecordedStep(NamedTuple):
 
 
 class Steps:
-    """A loop body over raw arrays: runs, records and goes back through single steps.
+    """A loop body over raw arrays: runs and records steps, and goes backward through them.
 
     `call(state, step)` returns the next state and an output (None for plain loops).
     """
@@ -88,15 +88,15 @@ class Steps:
         self.call = call
         self.structure = structure
         self.single = structure.is_leaf()
-        self.traced = traced  # leaves of the initial state: does anybody ask for their gradient?
+        self.traced = traced  # leaves of the initial state: is their gradient needed?
         self.captures = captures
         self.captured = [read_only(value) for value in captured]
         self.randomness = randomness
         self.inputs = inputs
         self.outputs = outputs
         self.plain_bytes = 0  # what a step adds to a plain pass, if it was measured
-        self.seconds = 0.0  # that steps have taken, without the way back through them
-        self._reached = 0  # how far the loop was ever run: a second pass runs all of it again
+        self.seconds = 0.0  # that steps have taken, without their backward
+        self._reached = 0  # the step that the first pass has reached
         self.reset_gradients()
 
     def reset_gradients(self) -> None:
@@ -104,7 +104,7 @@ class Steps:
         self.captured_sums: list[Flagged | None] = [None] * len(self.captured)
         self.inputs.reset_gradients()
 
-    # -- verbs ---------------------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------
 
     def advance(self, state: Any, start: int, stop: int) -> Any:
         step, started = start, time.perf_counter()
@@ -113,7 +113,7 @@ class Steps:
         try:
             for step in range(start, stop):
                 state, output = call(state, take(step))
-                # A plain array is the usual case, and needs no search for what may be wrong.
+                # A plain array is the usual case, and needs no checks.
                 if not (self.single and type(state) is np.ndarray and state.flags.forc):
                     state = self._checked(state, step)
                 if collect:
@@ -133,7 +133,7 @@ class Steps:
         self.randomness.restore(held.random_state)
         return trees.unflatten(self.structure, _copies(held.leaves))
 
-    def rest(self, state: Any) -> HeldState:
+    def hold_final(self, state: Any) -> HeldState:
         return HeldState(trees.flatten(state)[0], self.randomness.snapshot())
 
     def record(self, held: HeldState, start: int, stop: int) -> RecordedStep:
@@ -187,7 +187,7 @@ class Steps:
     def after(self, recorded: RecordedStep) -> HeldState:
         return recorded.after
 
-    def step_back(self, recorded: RecordedStep, gradient: Gradients, start: int) -> Gradients:
+    def backward_steps(self, recorded: RecordedStep, gradient: Gradients, start: int) -> Gradients:
         seeds = gradient + self.outputs.seeds(start)
         count, given = len(gradient), self.inputs.count
         sums = [None] * (count + given) + self.captured_sums
@@ -204,10 +204,10 @@ class Steps:
                 return f"state{name} {words}"
         return None
 
-    def apart(self, held: HeldState) -> tuple[list[Any], GeneratorStates]:
+    def split(self, held: HeldState) -> tuple[list[Any], GeneratorStates]:
         return held.leaves, held.random_state
 
-    def together(self, leaves: list[Any], rest: GeneratorStates) -> HeldState:
+    def join(self, leaves: list[Any], rest: GeneratorStates) -> HeldState:
         return HeldState(leaves, rest)
 
     def now(self, held: HeldState) -> HeldState:
@@ -266,7 +266,7 @@ class Steps:
     # -- measuring -----------------------------------------------------------------------------
 
     def measure(self, initial: HeldState, *, exactly: bool) -> tuple[RecordedStep, Measured]:
-        """Record step 0 and weigh it: the bytes it leaves behind are its tape.
+        """Record step 0 and measure it: the bytes that stay allocated are its tape.
 
         What a pass needs beside its checkpoints is estimated, or, `exactly`, tried out.
         """
@@ -274,19 +274,19 @@ class Steps:
         with traced_memory() as used:
             base, known = used(), references(initial.leaves)
             recorded = self._record(initial, 0)
-            # What a scan collects belongs to the caller, and is made room for at once.
+            # The outputs of a scan belong to the caller; they are allocated as a whole.
             base += sum(map(nbytes, self.outputs.stacks))
             made = max(used() - base, state_bytes)
             self.plain_bytes = made - self._idle_bytes(recorded, known)
             peak = self._trial(recorded) - base if exactly else self._guess(made, state_bytes)
-        # Beside going back through a step: the working state, the state to compare with, and, in
-        # the hands of whoever differentiates, the final state and its gradient. A quarter more
+        # Beside the backward of a step: the working state, the state to compare with, and the
+        # final state and its gradient, which the caller holds. A quarter more
         # for what the allocator keeps for itself (measured from outside: up to 0.4 MB of 2 MB).
         working = 4 * state_bytes + peak + peak // 4
         return recorded, Measured(state_bytes, made + _TAPE_BYTES + state_bytes, working)
 
     def _idle_bytes(self, recorded: RecordedStep, known: list[int]) -> int:
-        """Weigh what no tape needs of a state: neither that of the step before nor that after."""
+        """Return the bytes of a state that no tape needs, neither that before nor that after."""
         before, after = recorded.before.leaves, recorded.after.leaves
         needed = zip(references(before), known, held_elsewhere(after), strict=True)
         pairs = zip(after, needed, strict=True)
@@ -297,7 +297,7 @@ class Steps:
         return state_bytes + 2 * made + 3 * sum(map(nbytes, self.captured))
 
     def _trial(self, recorded: RecordedStep) -> int:
-        """Go back through a step twice, the second time adding to sums; return the peak."""
+        """Go backward through a step twice, adding to sums the second time; return the peak."""
         after = recorded.after.leaves
         seeds = [zeros_like(leaf) if is_differentiable(leaf) else None for leaf in after]
         seeds += [None] * (len(recorded.recording.ends) - len(seeds))
@@ -320,7 +320,7 @@ class Steps:
         return trees.unflatten(structure, compact)
 
     def _refuse_doubt(self, recorded: RecordedStep, step: int) -> None:
-        """A step that was run again has to show in its states that it did the same."""
+        """Refuse a step that was run again if its states cannot prove that it did the same."""
         before = zip(recorded.before.leaves, self.traced, strict=True)
         start = [leaf for leaf, t in before if is_differentiable(leaf) and (t or step > 0)]
         # Why not strict? The outputs of a scan come after the state.

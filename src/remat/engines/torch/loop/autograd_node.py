@@ -30,7 +30,7 @@ def connect(loop: LoopPass, steps: Steps, given: list[Any]) -> list[Any]:
     if not any(tracked):
         loop.traced = False  # nobody can ask for a gradient
         return results
-    if not loop.run.goes_back:
+    if not loop.run.can_go_backward:
         raise UnsupportedError(
             "nothing in the initial state, in xs and in what step 0 uses requires grad, "
             "but a later step uses something that does, too late to plan for gradients; "

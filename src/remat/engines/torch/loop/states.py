@@ -1,4 +1,4 @@
-"""States of a loop between its steps: live, at rest, and the two ends of a recording."""
+"""States of a loop between its steps: live, held, and those around a recording."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LiveState(NamedTuple):
 
 
 class HeldState(NamedTuple):
-    """A state at rest, and what belongs to it."""
+    """A state that is held, and what belongs to it."""
 
     leaves: list[Any]
     tracked: list[bool]

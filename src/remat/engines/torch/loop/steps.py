@@ -1,4 +1,4 @@
-"""The steps of a loop on tensors: the verbs that the loop runner asks for.
+"""The steps of a loop on tensors: what the loop runner asks of an engine.
 
 A step always runs in the same way, whether its tape is kept or not: with gradients on, over
 leaves of its own that require grad exactly where they would in the plain loop. So a step that looks
@@ -46,7 +46,7 @@ __all__ = ["Steps"]
 
 
 class Steps:
-    """A loop body over tensors: runs, records and goes back through single steps.
+    """A loop body over tensors: runs and records steps, and goes backward through them.
 
     `call(state, x)` returns the next state and an output (None for plain loops).
     """
@@ -71,9 +71,9 @@ class Steps:
         self.inputs = inputs
         self.outputs = outputs
         self.plain_bytes = 0  # what a step adds to a plain pass, if it was measured
-        self.seconds = 0.0  # that steps have taken, without the way back through them
-        self._writes_in_place = True  # until the first step shows that it does not
-        self._watch: StepMonitor | None = None  # of the first step
+        self.seconds = 0.0  # that steps have taken, without their backward
+        self._writes_in_place = True  # until step 0 shows that it does not
+        self._monitor: StepMonitor | None = None  # of the first step
         self._reached = 0  # how far the loop was ever run
         self._single = structure.is_leaf()
         self._has_more = bool(inputs.leaves) or outputs.wanted  # than a state
@@ -88,7 +88,7 @@ class Steps:
         self.accumulator.reset()
         self.inputs.reset_gradients()
 
-    # -- verbs ---------------------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------
 
     def initial(self, leaves: list[Any], tracked: list[bool]) -> HeldState:
         """Return the state that the loop starts from."""
@@ -122,10 +122,10 @@ class Steps:
         return state
 
     def hold(self, state: LiveState) -> HeldState:
-        # No copy: nobody writes to a state, or a step that works in place gets copies.
+        # No copy: a step that writes in place gets copies.
         return self._held(state.leaves, state.tracked)
 
-    rest = hold
+    hold_final = hold
 
     def resume(self, held: HeldState) -> LiveState:
         self._go_to(held)
@@ -170,7 +170,7 @@ class Steps:
     def after(self, recorded: Recording) -> HeldState:
         return recorded.after
 
-    def step_back(self, recorded: Recording, gradient: Gradients, start: int) -> Gradients:
+    def backward_steps(self, recorded: Recording, gradient: Gradients, start: int) -> Gradients:
         pairs = [*zip(recorded.results, gradient, strict=True)]
         for step, outputs in enumerate(recorded.outputs, start):
             pairs += zip(outputs, self.outputs.seeds(step), strict=True)
@@ -189,10 +189,10 @@ class Steps:
                 return f"state{name} {words}"
         return None
 
-    def apart(self, held: HeldState) -> tuple[list[Any], Any]:
+    def split(self, held: HeldState) -> tuple[list[Any], Any]:
         return held.leaves, (held.tracked, held.effects)
 
-    def together(self, leaves: list[Any], rest: Any) -> HeldState:
+    def join(self, leaves: list[Any], rest: Any) -> HeldState:
         tracked, effects = rest
         return HeldState(leaves, tracked, versions_of(leaves), effects)
 
@@ -265,9 +265,9 @@ class Steps:
 
     @property
     def _is_bare(self) -> bool:
-        """Whether a step takes a tensor and returns one, and there is nothing else to see to.
+        """Whether a step takes one tensor and returns one, and nothing else has to be handled.
 
-        Such steps may be short, so they are run with little ado.
+        Such steps may be short, so their overhead counts.
         """
         is_plain = not self._writes_in_place and not has_global_module_hooks()
         return self._single and not self._has_more and is_plain
@@ -326,14 +326,14 @@ class Steps:
             x = trees.unflatten(self.inputs.structure, given[len(own) :])
         try:
             if is_new and (self.effects.monitors_all_steps or not self._reached):
-                with self._watched(given):
+                with self._monitored(given):
                     new, output = self.call(state, x)
             else:
                 new, output = self.call(state, x)
         except Exception as error:
             error.add_note(_place(step))
             raise
-        # (Whoever does not write in place on the way ahead does not do so later on.)
+        # (A step that does not write in place in the forward pass does not do so later.)
         if is_new and versions_of(own + inputs if inputs else own) != versions:
             raise _writes_in_place(step)
         results = [new] if self._single and type(new) is Tensor else self._checked(new, step)
@@ -377,7 +377,7 @@ class Steps:
         return [own]
 
     def _marked(self, state: LiveState) -> list[Any]:
-        """Make the leaves of a state that nobody else has got leaves of a graph."""
+        """Make the tensors of a state leaves that require grad where they had a history."""
         for leaf, tracked in zip(state.leaves, state.tracked, strict=True):
             if tracked:
                 self.captures.guard_leaf(leaf.requires_grad_())
@@ -393,18 +393,18 @@ class Steps:
                 self.captures.guard_leaf(entry.requires_grad_())
         return entries
 
-    def _watched(self, given: list[Any]) -> AbstractContextManager[Any]:
-        """Watch the very first run of a step, or those of all steps on the way ahead."""
-        watch = StepMonitor(given)
+    def _monitored(self, given: list[Any]) -> AbstractContextManager[Any]:
+        """Monitor step 0, or all steps of the forward pass."""
+        monitor = StepMonitor(given)
         if not self._reached:
-            self._watch = watch
-        return _Watching(self, watch)
+            self._monitor = monitor
+        return _MonitoredRun(self, monitor)
 
-    def record_effects(self, watch: StepMonitor) -> None:
-        """Take note of what a step has shown."""
-        if watch is self._watch:
-            self._writes_in_place = watch.writes_in_place
-        self.effects.add(watch)
+    def record_effects(self, monitor: StepMonitor) -> None:
+        """Note the side effects of a step."""
+        if monitor is self._monitor:
+            self._writes_in_place = monitor.writes_in_place
+        self.effects.add(monitor)
 
     def _checked(self, state: Any, step: int) -> list[Any]:
         leaves, structure = trees.flatten(state)
@@ -434,13 +434,13 @@ class Steps:
     # -- measuring -----------------------------------------------------------------------------
 
     def measure(self, initial: HeldState, *, exactly: bool) -> tuple[Recording, Measured]:
-        """Record step 0 and weigh it: the memory it leaves behind is its tape.
+        """Record step 0 and measure it: the memory that stays allocated is its tape.
 
         What a pass needs beside its checkpoints is estimated, or, `exactly`, tried out.
         """
         state_bytes = self.state_bytes(initial)
         recorded = self.record(initial, 0, 1)
-        first = self._watch
+        first = self._monitor
         assert first is not None
         made = max(first.live_bytes, state_bytes)
         self.plain_bytes = made
@@ -451,27 +451,27 @@ class Steps:
             peak = first.peak_bytes + 2 * captured
         else:
             peak = state_bytes + 2 * made + 3 * captured
-        # Beside going back through a step: the working state, the state to compare with, and, in
-        # the hands of whoever differentiates, the final state and its gradient.
+        # Beside the backward of a step: the working state, the state to compare with, and the
+        # final state and its gradient, which the caller holds.
         working = 4 * state_bytes + peak + peak // 4
         return recorded, Measured(
             state_bytes, made + state_bytes, working, recording_cost=_RECORDING_COST
         )
 
 
-class _Watching:
-    """A run of a step that is watched: afterwards the watch is asked what it has seen."""
+class _MonitoredRun:
+    """A run of a step under a monitor; its side effects are noted afterwards."""
 
-    def __init__(self, steps: Steps, watch: StepMonitor) -> None:
+    def __init__(self, steps: Steps, monitor: StepMonitor) -> None:
         self._steps = steps
-        self._watch = watch
+        self._monitor = monitor
 
     def __enter__(self) -> None:
-        self._watch.__enter__()
+        self._monitor.__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        self._watch.__exit__(*error)
-        self._steps.record_effects(self._watch)
+        self._monitor.__exit__(*error)
+        self._steps.record_effects(self._monitor)
 
 
 def _as_no_leaf(value: Any) -> Any:
