@@ -243,6 +243,7 @@ def test_cells_can_be_exchanged() -> None:
 def test_places_that_cannot_be_exchanged(place) -> None:
     place.put(3)
     assert place.get() is GONE
+    assert place.suffix in ("", "[0]")
 
 
 def test_a_place_of_something_unknown() -> None:

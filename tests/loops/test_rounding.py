@@ -94,6 +94,17 @@ class Rounding:
         self.held.clear()
 
 
+class OpaqueRounding:
+    """The same without a way to say what would come back."""
+
+    exact, in_memory, error, nbytes = False, True, 0.0, 0
+
+    def __init__(self) -> None:
+        self.shelf = Rounding()
+        self.put, self.get, self.drop = self.shelf.put, self.shelf.get, self.shelf.drop
+        self.close = self.shelf.close
+
+
 def run_through(schedule, operations):
     run = LoopRun(operations, (0, 12345), schedule.steps, shelves={Tier.MEMORY: Rounding()})
     run.forward(schedule)
@@ -133,6 +144,19 @@ def first_checkpoint(schedule) -> int:
 def test_the_error_names_the_steps(schedule) -> None:
     with pytest.raises(remat.RecomputeMismatchError, match=r"steps 0 to \d"):
         run_through(schedule, Scrambled(spoil=0))
+
+
+@pytest.mark.parametrize("schedule", [Revolve(9, 2), Uniform(9, 3)], ids=repr)
+def test_a_store_that_cannot_say_what_it_rounds_to_is_compared_less(schedule) -> None:
+    def run(spoil):
+        operations = Scrambled(spoil)
+        shelves = {Tier.MEMORY: OpaqueRounding()}
+        loop = LoopRun(operations, (0, 12345), schedule.steps, shelves=shelves)
+        loop.forward(schedule)
+        assert loop.backward(0) == schedule.steps
+
+    run(None)
+    run(0)  # step 0 is compared with a rounded checkpoint only
 
 
 # -- on the engines --------------------------------------------------------------------------------

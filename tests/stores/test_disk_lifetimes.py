@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from remat.engines.numpy.arrays import NumpyArrays
-from remat.stores import DiskStore, async_writer
+from remat.errors import StoreError
+from remat.stores import DiskStore, async_writer, folders
 
 from .test_disk import settled
 
@@ -293,3 +294,67 @@ def test_many_shelves_leave_no_open_files(tmp_path: Path) -> None:
         shelf.get(0)
         shelf.close()
     assert descriptors() == before
+
+
+# -- in this process: what a fork, another user or Windows would see -----------------------------
+
+
+def test_a_shelf_of_another_process_is_neither_used_nor_removed(
+    tmp_path: Path, monkeypatch
+) -> None:
+    shelf = DiskStore(tmp_path).open(NumpyArrays())
+    shelf.put(0, [np.ones(3)])
+    settled(shelf)
+    folder = Path(shelf._writer.folder.path)
+    with monkeypatch.context() as other:
+        other.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(StoreError, match="is a fork"):
+            shelf.get(0)
+        shelf.drop(0)
+        shelf._writer.close()
+    assert len(list(folder.glob("*.checkpoint"))) == 1
+    shelf.close()
+    assert not folder.exists()
+
+
+def test_a_second_close_does_nothing(tmp_path: Path) -> None:
+    shelf = DiskStore(tmp_path).open(NumpyArrays())
+    shelf._writer.close()
+    shelf._writer.close()
+    shelf.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_somebody_else_keeps_its_folder(tmp_path: Path) -> None:
+    shelf = DiskStore(tmp_path).open(NumpyArrays())
+    shelf.put(0, [np.ones(3)])
+    other = Path(shelf._writer.folder.path) / "notes.txt"
+    other.write_text("mine")
+    shelf.close()
+    assert [path.name for path in other.parent.iterdir()] == ["notes.txt"]
+
+
+def test_without_file_locks_nothing_is_removed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(folders, "fcntl", None)
+    (tmp_path / "remat-1-abc").mkdir()
+    (tmp_path / "remat-1-abc" / "owner").write_bytes(b"")
+    shelf = DiskStore(tmp_path).open(NumpyArrays())
+    shelf.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["remat-1-abc"]
+
+
+def test_the_folder_of_another_user_stays(tmp_path: Path, monkeypatch) -> None:
+    abandoned = tmp_path / "remat-1-abc"
+    abandoned.mkdir()
+    (abandoned / "owner").write_bytes(folders._here())
+    monkeypatch.setattr(os, "geteuid", lambda: os.stat(tmp_path).st_uid + 1)
+    DiskStore(tmp_path).open(NumpyArrays()).close()
+    assert abandoned.exists()
+    monkeypatch.undo()
+    DiskStore(tmp_path).open(NumpyArrays()).close()
+    assert not abandoned.exists()
+
+
+def test_the_free_space_of_a_directory_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="another directory"):
+        DiskStore(tmp_path / "gone").free_bytes()

@@ -2,11 +2,12 @@
 
 from .accounts import Account, LoopEvents, is_inside_a_region
 from .checkpoints import checkpoints_of
-from .lengths import KnownLength, Length, Progress, UnknownLength
-from .lifecycle import LoopPass, PassSteps
+from .lengths import KnownLength, Length, UnknownLength
+from .lifecycle import LoopPass
 from .options import Budget, LoopOptions, Measured, ScheduleName
 from .outputs import StepOutputs, state_and_output
-from .runner import LoopRun, StepOperations, Watcher
+from .protocols import LoopSteps, PassSteps, Progress, StepOperations, Watcher
+from .runner import LoopRun
 
 __all__ = [
     "Account",
@@ -17,6 +18,7 @@ __all__ = [
     "LoopOptions",
     "LoopPass",
     "LoopRun",
+    "LoopSteps",
     "Measured",
     "PassSteps",
     "Progress",

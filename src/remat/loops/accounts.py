@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..watching import Watcher, watched_by, watchers
-from .runner import Watcher as LoopWatcher
+from .protocols import Watcher as LoopWatcher
 
 __all__ = ["Account", "LoopEvents", "is_inside_a_region"]
 

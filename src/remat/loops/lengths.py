@@ -9,69 +9,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from ..schedules import Disk, Online, Schedule, Tier
 from ..sizes import parse_budget
-from ..stores import Arrays, DiskStore, MemoryStore, Shelf, Store
+from ..stores import DiskStore, MemoryStore, Shelf, Store
 from .options import Budget, LoopOptions, Measured, parse_memory
-from .runner import LoopRun, StepOperations, Watcher
+from .protocols import LoopSteps, Progress, Watcher
+from .runner import LoopRun
 
-__all__ = ["KnownLength", "Length", "LoopSteps", "Progress", "UnknownLength"]
+__all__ = ["KnownLength", "Length", "UnknownLength"]
 
-Held = TypeVar("Held")
-Recorded = TypeVar("Recorded")
 Run = LoopRun[Any, Any, Any, Any]
 
 _TRIALS = 3  # steps that are timed
 _POSITION_BYTES = 768  # that the online schedule needs for a checkpoint
-
-
-class LoopSteps(StepOperations[Any, Held, Recorded, Any], Protocol[Held, Recorded]):
-    """What an engine can do with the steps of a loop, and what it knows of their states."""
-
-    @property
-    def arrays(self) -> Arrays:
-        """Describes the engine's arrays to stores."""
-        ...
-
-    def measure(self, initial: Held, *, exactly: bool) -> tuple[Recorded, Measured]:
-        """Record step 0, and measure what a step needs."""
-        ...
-
-    def settle(self) -> None:
-        """Called once after step 0 was recorded: what the step closes over is known."""
-        ...
-
-    @property
-    def needs_gradients(self) -> bool:
-        """Whether gradients can be asked for, as far as step 0 shows."""
-        ...
-
-    @property
-    def is_random(self) -> bool:
-        """Whether random numbers were drawn in the forward pass."""
-        ...
-
-    @property
-    def seconds(self) -> float:
-        """The time that steps have taken so far, without their backward."""
-        ...
-
-    def state_bytes(self, held: Held) -> int: ...
-
-    def now(self, held: Held) -> Held:
-        """Return the same state with the present states of random generators."""
-        ...
-
-
-class Progress(Watcher, Protocol):
-    """A watcher that can be shown for a while."""
-
-    def shown(self, *, last: bool) -> AbstractContextManager[None]: ...
-
-    def expect(self, recomputed: int) -> None: ...
 
 
 class Length(Protocol):

@@ -10,75 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from ..errors import RecomputeMismatchError
 from .accounts import Account, LoopEvents
 from .checkpoints import checkpoints_of
-from .lengths import Length, LoopSteps, Progress, Run
+from .lengths import Length, Run
 from .options import Measured
-from .outputs import StepOutputs
+from .protocols import PassSteps, Progress
 
-__all__ = ["LoopPass", "PassSteps"]
-
-Held = TypeVar("Held")
-Recorded = TypeVar("Recorded")
-
-
-class PassSteps(LoopSteps[Held, Recorded], Protocol[Held, Recorded]):
-    """The steps of a loop, and what an engine does around a whole pass over them."""
-
-    seconds: float  # that steps have taken, without their backward
-
-    @property
-    def outputs(self) -> StepOutputs:
-        """The outputs of a scan."""
-        ...
-
-    @property
-    def plain_bytes(self) -> int:
-        """The bytes that a step adds to a pass without checkpointing, if it was measured."""
-        ...
-
-    def forward_context(self) -> AbstractContextManager[Any]:
-        """Return what has to be switched on while steps run for the first time."""
-        ...
-
-    def backward_context(self) -> AbstractContextManager[Any]:
-        """Return what has to be switched on while steps run again; side effects are undone."""
-        ...
-
-    def end_forward(self, initial: Held) -> None:
-        """Check what the steps did; called once, after the first forward pass."""
-        ...
-
-    def begin_backward(self) -> None:
-        """Check that steps can run again: nothing that they need was modified."""
-        ...
-
-    def end_backward(self) -> None:
-        """Check what the steps did when they ran again."""
-        ...
-
-    def restart(self, initial: Held) -> None:
-        """Set side effects as they were before step 0: the whole loop runs again."""
-        ...
-
-    def is_unmodified(self, held: Held) -> bool:
-        """Say whether the caller has not written to a state since it was held."""
-        ...
-
-    def reset_gradients(self) -> None:
-        """Forget the gradients accumulated so far."""
-        ...
-
-    def other_gradients(self) -> list[Any]:
-        """Return the gradients accumulated for the inputs of a scan and for captures."""
-        ...
-
-    def resident_bytes(self, held: Held) -> int:
-        """Return the memory of a held state, as it is accounted for."""
-        ...
+__all__ = ["LoopPass"]
 
 
 class LoopPass:
@@ -148,6 +89,7 @@ class LoopPass:
 
     def checkpoints(self, shown: Callable[[Any], Any]) -> Mapping[int, Any]:
         """Return the states that are held, by position, as `shown` makes them for the caller."""
+        assert self.run is not None
         return checkpoints_of(self.run, shown, lazily=self.traced)
 
     # -- backward ------------------------------------------------------------------------------

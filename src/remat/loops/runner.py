@@ -17,104 +17,18 @@ is rounded like the checkpoint that was made there, and the two must be the same
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, assert_never
+from typing import Any, Generic, NamedTuple, assert_never
 
 from ..errors import RecomputeMismatchError
 from ..schedules import Action, Advance, Backward, Drop, Restore, Save, Tape, Tier
 from ..stores import RoundingShelf, Shelf
+from .protocols import Gradient, Held, Recorded, State, StepOperations, Watcher
 
-__all__ = ["LoopRun", "StepOperations", "Watcher"]
-
-State = TypeVar("State")  # what steps work on; `advance` may change it in place
-Held = TypeVar("Held")  # a state that nobody modifies any more
-Recorded = TypeVar("Recorded")  # one step with its tape
-Gradient = TypeVar("Gradient")
+__all__ = ["LoopRun"]
 
 # Where a state was computed from: the initial state (None), or a rounded checkpoint: its step and
 # the origin of what was rounded. Two states at one step of the same origin are the same.
 Origin = tuple[int, Any] | None
-
-
-class StepOperations(Protocol[State, Held, Recorded, Gradient]):
-    """What an engine can do with a loop."""
-
-    def advance(self, state: State, start: int, stop: int) -> State:
-        """Run steps without a tape."""
-        ...
-
-    def hold(self, state: State) -> Held:
-        """Return a copy of a state to hold; the state itself is used further."""
-        ...
-
-    def hold_final(self, state: State) -> Held:
-        """Return a state to hold that is not used further: no copy is needed."""
-        ...
-
-    def resume(self, held: Held) -> State:
-        """Return a copy of a held state for steps to work on."""
-        ...
-
-    @property
-    def records_runs(self) -> bool:
-        """Whether several steps can be recorded at once."""
-        ...
-
-    def record(self, held: Held, start: int, stop: int) -> Recorded:
-        """Run steps with a tape; the held state is not modified."""
-        ...
-
-    def before(self, recorded: Recorded) -> Held:
-        """Return the state that a recording started from."""
-        ...
-
-    def after(self, recorded: Recorded) -> Held:
-        """Return the state that a recording ended in."""
-        ...
-
-    def backward_steps(self, recorded: Recorded, gradient: Gradient, start: int) -> Gradient:
-        """Return the gradient of the state before recorded steps, the first of which is `start`."""
-        ...
-
-    def difference(self, one: Held, other: Held) -> str | None:
-        """Say how two states differ; None if they are the same bit for bit."""
-        ...
-
-    def split(self, held: Held) -> tuple[list[Any], Any]:
-        """Split a held state into arrays, which a store may take, and the rest."""
-        ...
-
-    def join(self, leaves: list[Any], rest: Any) -> Held:
-        """Return a state from the parts that `split` gave."""
-        ...
-
-    def compare_outputs(self, wanted: bool) -> None:
-        """Say whether outputs of steps that run next are to be compared with the first run.
-
-        They differ if a step starts from a rounded state. Called only if a store rounds.
-        """
-        ...
-
-
-class Watcher(Protocol):
-    """Observes a run: steps run for the first time, run again, and gone backward through.
-
-    And what is held for a step: the state before it, or its tape (reported once or more).
-    """
-
-    def forward(self, steps: int) -> None: ...
-
-    def recompute(self, steps: int) -> None: ...
-
-    def backward(self, steps: int) -> None: ...
-
-    def holds_state(self, step: int, state: Any, nbytes: int | None) -> None:
-        """A state is held; `nbytes` is the memory that it takes in a store, if it is in one."""
-
-    def frees_state(self, step: int) -> None: ...
-
-    def holds_tape(self, step: int) -> None: ...
-
-    def frees_tape(self, step: int) -> None: ...
 
 
 class _TierStorage(Generic[Held]):
@@ -199,12 +113,12 @@ class _Lookahead(Iterator[Action]):
 
         The last step, with which backward begins, is included if it follows.
         """
-        for action in self:
+        while True:  # a tape is always followed by something: by the backward that uses it
+            action = next(self)
             if type(action) is not Tape or action.step != step:
                 self._seen = action
                 return step + (type(action) is Backward and action.step == step)
             step += 1
-        return step
 
 
 class _Recording(NamedTuple, Generic[Recorded]):
@@ -415,7 +329,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
                     stop = self._actions.take_run(stop)
                 recorded = self._tapes[stop - 1] = self._recorded(step, stop)
                 self._set_held(stop, self.operations.after(recorded.tape))
-            case Backward():
+            case Backward():  # pragma: no cover
                 raise AssertionError("`backward` handles these")
             case _:
                 assert_never(action)

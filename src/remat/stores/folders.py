@@ -18,7 +18,7 @@ from .files import refusal
 
 try:
     import fcntl
-except ImportError:  # Windows: leftovers stay, since their owner is unknown
+except ImportError:  # pragma: no cover  (Windows: leftovers stay, since their owner is unknown)
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["Folder", "sweep"]

@@ -196,13 +196,13 @@ class Captures:
         self, ends: list[Tensor], own: set[int], step: int, behind: set[Any], start: int
     ) -> list[int]:
         found: dict[int, None] = {}
-        own_used = self._own_used = set()
+        self._own_used = set()
         seen = set(behind)
         nodes: list[Any] = []
         for end in ends:
             node = end.grad_fn
             if node is None:
-                self._add_end(end, own, step, found)
+                self._add_leaf(end, own, step, found)
             elif node not in seen:
                 seen.add(node)
                 nodes.append(node)
@@ -216,24 +216,22 @@ class Captures:
                 if below in seen:
                     continue
                 seen.add(below)
-                if not is_leaf:
-                    nodes.append(below)
-                elif id(variable := below.variable) in own:
-                    own_used.add(id(variable))
+                if is_leaf:
+                    self._add_leaf(below.variable, own, step, found)
                 else:
-                    self._add(variable, step, found)
+                    nodes.append(below)
             if is_last and node._sequence_nr() < start:
                 _refuse(
                     step, f"computed before the loop ({node.name()}), where remat does not look"
                 )
         return list(found)
 
-    def _add_end(self, end: Tensor, own: set[int], step: int, found: dict[int, None]) -> None:
-        """Note a leaf that a step returned as it is."""
-        if id(end) in own:
-            self._own_used.add(id(end))
-        elif end.requires_grad:
-            self._add(end, step, found)
+    def _add_leaf(self, leaf: Tensor, own: set[int], step: int, found: dict[int, None]) -> None:
+        """Note a leaf of a graph, or one that a step returned as it is."""
+        if id(leaf) in own:
+            self._own_used.add(id(leaf))
+        elif leaf.requires_grad:
+            self._add(leaf, step, found)
 
     def complete(self) -> None:
         """Called when all steps have run: there are no more captures."""

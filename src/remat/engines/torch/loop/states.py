@@ -17,6 +17,7 @@ __all__ = [
     "HeldState",
     "LiveState",
     "Recording",
+    "as_non_leaf",
     "compact",
     "is_floating",
     "is_tracked",
@@ -95,6 +96,16 @@ def refuse_shared(leaves: list[Any], step: int) -> None:
                 "over the same memory, so that one changes with the other; clone() one of them"
             )
         known.append(span)
+
+
+def as_non_leaf(value: Any) -> Any:
+    """Return a view of a leaf: a tracker of modules may hook what modules get.
+
+    Such hooks (`register_multi_grad_hook`) cannot be on the very leaves that gradients are asked
+    for.
+    """
+    is_leaf = isinstance(value, Tensor) and value.requires_grad and value.is_leaf
+    return value.view_as(value) if is_leaf else value
 
 
 def is_tracked(value: Any) -> bool:

@@ -35,6 +35,7 @@ from .states import (
     HeldState,
     LiveState,
     Recording,
+    as_non_leaf,
     compact,
     refuse_shared,
     state_of,
@@ -319,7 +320,7 @@ class Steps:
             copies = {id(leaf): leaf.clone() for leaf in given if isinstance(leaf, Tensor)}
             given = [copies.get(id(leaf), leaf) for leaf in given]
         elif has_global_module_hooks():
-            given = [_as_no_leaf(leaf) for leaf in given]
+            given = [as_non_leaf(leaf) for leaf in given]
         x = None
         state = given[0] if self._single else trees.unflatten(self.structure, given[: len(own)])
         if self.inputs.structure is not None:
@@ -472,16 +473,6 @@ class _MonitoredRun:
     def __exit__(self, *error: Any) -> None:
         self._monitor.__exit__(*error)
         self._steps.record_effects(self._monitor)
-
-
-def _as_no_leaf(value: Any) -> Any:
-    """Return a view of a leaf: a tracker of modules may hook what modules get.
-
-    Such hooks (`register_multi_grad_hook`) cannot be on the very leaves that gradients are asked
-    for.
-    """
-    is_leaf = isinstance(value, Tensor) and value.requires_grad and value.is_leaf
-    return value.view_as(value) if is_leaf else value
 
 
 def _place(step: int) -> str:
