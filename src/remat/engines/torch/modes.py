@@ -15,7 +15,7 @@ __all__ = ["changing_mode", "why_it_counts"]
 # Modes that were read, and call every op as it is. Others of torch do not: its selective
 # checkpointing gives what it has in store, and draws no random numbers for it.
 _LOOK_ON = {
-    "remat.engines.torch.effects",
+    "remat.engines.torch.loop.side_effects",
     "torch._subclasses.fake_utils",
     "torch._subclasses.schema_check_mode",
     "torch.cuda._sanitizer",
