@@ -8,6 +8,7 @@ from .api.loops import checkpointed_loop, checkpointed_scan, checkpointed_while
 from .api.scopes import CheckpointNode, CheckpointScope, is_checkpoint, mark_checkpoint, name
 from .api.segments import adaptive_checkpoint, checkpoint, checkpoint_segment
 from .api.sequential import checkpoint_sequential
+from .api.source import checkpoint_loops, grad_with_checkpointing, steps
 from .api.verifying import verify
 from .errors import (
     BudgetTooSmallError,
@@ -54,6 +55,7 @@ __all__ = [
     "__version__",
     "adaptive_checkpoint",
     "checkpoint",
+    "checkpoint_loops",
     "checkpoint_segment",
     "checkpoint_sequential",
     "checkpointed_loop",
@@ -63,12 +65,14 @@ __all__ = [
     "estimate_checkpoint_savings",
     "get_memory_savings",
     "grad",
+    "grad_with_checkpointing",
     "is_checkpoint",
     "mark_checkpoint",
     "name",
     "plan_loop",
     "policies",
     "should_checkpoint",
+    "steps",
     "value_and_grad",
     "verify",
 ]
