@@ -53,6 +53,14 @@ class LoadedValues:
             return False
         return leaf._is_view() or leaf.is_leaf and leaf.requires_grad or _owners(leaf) > 1
 
+    def aliased(self, leaf: Any) -> Any:
+        """Return a value that is part of a graph as the result of an op that is run now."""
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
+            return leaf
+        # (Whether it is a leaf cannot be asked here: a mode answers for the leaf in its place.)
+        return leaf if isinstance(leaf, torch.nn.Parameter) else leaf.view_as(leaf)
+
     def copied(self, leaf: Any) -> Any:
         """Return a copy of an array; gradients flow through it."""
         if _is_tensor_type(type(leaf)):

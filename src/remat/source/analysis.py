@@ -46,6 +46,8 @@ class LoopPlan:
     changed: frozenset[str]  # names of the state whose objects change in place
     deeply: frozenset[str]  # of those, names whose entries change
     reads: tuple[str, ...]  # other local names that the body refers to
+    volatile: frozenset[str]  # of those, names whose objects change in place outside of the loop
+    has_inner: bool  # whether there are loops in its body
     outputs: tuple[Output, ...]
     needs_item: bool  # whether the body or what follows reads the loop variable
     guarded: bool  # whether an exception in the loop may be swallowed around it
@@ -70,6 +72,7 @@ class _Analysis:
         self._facts: FunctionFacts = function_facts(function)
         self._live: dict[ast.stmt, Live] = live_names(function.body)
         self._bound = bound_at_loops(arguments, function.body)
+        self._mutations = find_mutations(function.body)
         self._withs = [node for node in walk_scope(function.body) if isinstance(node, ast.With)]
         self._depths = dict(_depths(function.body, 0))
 
@@ -122,6 +125,8 @@ class _Analysis:
             changed=frozenset(changed) & frozenset(state),
             deeply=frozenset(deeply) & frozenset(state),
             reads=tuple(sorted(reads - unsure)),
+            volatile=frozenset(each.name for each in self._mutations if each.name in reads),
+            has_inner=any(isinstance(node, LOOPS) for node in walk_scope(loop.body)),
             outputs=outputs,
             needs_item=bool(_target(loop) & (read_names(body) | set(state))),
             guarded=any(loop in ast.walk(each) for each in self._withs),

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .. import trees
 from .protocols import Values
 
-__all__ = ["UNBOUND", "Frame", "Layout", "Static", "spare_room", "take_apart"]
+__all__ = ["UNBOUND", "Frame", "Kept", "Layout", "Static", "spare_room", "take_apart"]
 
 _EMPTY = 0  # in the place of an array
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))
@@ -121,7 +122,10 @@ def _same(one: Any, other: Any) -> bool:
 class Frame:
     """The variables of one run of a loop. It does not change while the loop runs."""
 
-    __slots__ = ("_api", "_changed", "_error", "_is_bare", "_last", "_numbers", "_outputs", "_room", "_scans", "_single", "_where", "unbound")
+    __slots__ = (
+        *("_api", "_changed", "_error", "_has_inner", "_is_bare", "_last", "_numbers", "_outputs"),
+        *("_room", "_scans", "_single", "_where", "unbound"),
+    )
 
     def __init__(
         self,
@@ -136,6 +140,7 @@ class Frame:
         where: Any,
         outputs: Any,
         scans: bool,
+        has_inner: bool,
         error: Callable[[str], Exception],
     ) -> None:
         self.unbound = UNBOUND
@@ -149,6 +154,7 @@ class Frame:
         self._where = where  # the items of a `for`
         self._outputs = outputs
         self._scans = scans
+        self._has_inner = has_inner  # loops
         self._error = error
 
     # -- for generated code --------------------------------------------------------------------
@@ -185,7 +191,15 @@ class Frame:
     def item(self, state: Any, sources: tuple[Any, ...], x: Any) -> Any:
         """Return the item of a `for` loop that belongs to this turn."""
         step = -1 if self._is_bare else state[-1].step
-        return self._where.get(step, sources, x)
+        item = self._where.get(step, sources, x)
+        return _aliased(item, self._api) if self._has_inner else item
+
+    def own(self, *values: Any) -> list[Any]:
+        """Return values from outside as parts of the graph of this step.
+
+        A loop inside of the step refers to them, and its gradients have to end in the step.
+        """
+        return [_aliased(value, self._api) for value in values]
 
     def is_done(self, state: Any) -> bool:
         return bool(state[-1].leaves_by)
@@ -259,6 +273,51 @@ class Frame:
         if isinstance(value, list | dict):
             return value  # put together for this step
         return copy.copy(value)
+
+
+def _aliased(value: Any, api: Values) -> Any:
+    if type(value) in (list, tuple, dict):
+        leaves, structure = trees.flatten(value)
+        aliases = [api.aliased(leaf) for leaf in leaves]
+        if all(map(_is, aliases, leaves)):
+            return value
+        return trees.unflatten(structure, aliases)
+    return api.aliased(value)
+
+
+def _is(one: Any, other: Any) -> bool:
+    return one is other
+
+
+class Kept:
+    """What steps read and do not bind, as it is now: lists and dicts may change after the loop.
+
+    So may arrays that the function writes into elsewhere, which are `volatile`.
+    """
+
+    def __init__(
+        self, named: Iterable[tuple[str, Any]], volatile: Container[str], api: Values
+    ) -> None:
+        self._trees: list[tuple[str, Any, list[Any], trees.Structure]] = []
+        self.copies = [self._copy(name, value, name in volatile, api) for name, value in named]
+
+    def _copy(self, name: str, value: Any, is_volatile: bool, api: Values) -> Any:
+        if type(value) in (list, dict):
+            leaves, structure = trees.flatten(value)
+            tree = trees.unflatten(structure, leaves)
+            self._trees.append((name, tree, leaves, structure))
+            return tree
+        if type(value) in (set, bytearray, deque):
+            return copy.copy(value)
+        return api.copied(value) if is_volatile and api.is_array_type(type(value)) else value
+
+    def changed(self) -> str | None:
+        """Name a list or dict that a function has changed which the loop calls."""
+        for name, tree, leaves, structure in self._trees:
+            now, new = trees.flatten(tree)
+            if new != structure or not all(map(_is, now, leaves)):
+                return name
+        return None
 
 
 def spare_room(values: Sequence[Any], others: Sequence[Any]) -> int:

@@ -104,7 +104,7 @@ class _LoopWriter:
         """Write what runs the rest of the loop as steps, if it is due."""
         plan, number = self._plan, self._plan.number
         step = self._step(body, target)
-        loop, reads = self._loop, ", ".join(["", *plan.reads])
+        loop, reads = self._loop, ", ".join(["", *map(self._parameter, plan.reads)])
         given = [_temporary(name) if name in plan.unbound else name for name in plan.state]
         given += [each.name for each in plan.outputs]
         code = (
@@ -124,6 +124,10 @@ class _LoopWriter:
         make.body[0] = step
         self._go_on(written[0].body[-1])  # type: ignore[attr-defined]
         return written
+
+    def _parameter(self, name: str) -> str:
+        """Name a parameter of `make`; a step with loops in it takes it as a variable of its own."""
+        return f"__remat_read_{name}" if self._plan.has_inner else name
 
     @property
     def _step_name(self) -> str:
@@ -179,6 +183,10 @@ class _LoopWriter:
             code += f"    ({names}) = __remat_frame.open(__remat_state)\n"
         for name in sorted(plan.unbound):
             code += f"    if {name} is __remat_frame.unbound: del {name}\n"
+        if plan.has_inner and plan.reads:
+            own = "".join(f"{name}, " for name in plan.reads)
+            given = ", ".join(map(self._parameter, plan.reads))
+            code += f"    ({own}) = __remat_frame.own({given})\n"
         for place, each in enumerate(plan.outputs):
             code += f"    {each.name} = __remat_frame.collect({place}, __remat_state)\n"
         (step,) = self._code(code + "    pass\n")

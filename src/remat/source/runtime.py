@@ -17,7 +17,7 @@ from typing import Any
 from .. import trees
 from ..errors import LoopTransformError, RematWarning
 from .analysis import LoopPlan
-from .frames import UNBOUND, Frame, Layout, spare_room, take_apart
+from .frames import UNBOUND, Frame, Kept, Layout, spare_room, take_apart
 from .iterables import Items, items_of, lazy
 from .outputs import Outputs, StoreLog
 from .protocols import Options, Runner, Values
@@ -101,6 +101,7 @@ class _Loop:
         self._examples: list[list[Any]] = [[] for _ in plan.outputs]
         self._age = 0  # looks since the first one
         self._changes = 0  # looks that found values of other kinds
+        self._like: Any = None  # an array that is tracked
         self._is_waiting = False  # for a list to be added to
         self._never = False
         self._taken: tuple[tuple[Any, ...], Sequence[Any]] | None = None
@@ -147,7 +148,12 @@ class _Loop:
 
     def _is_tracked(self, values: tuple[Any, ...], targets: Sequence[Any]) -> bool:
         newest = tuple(each[-1] for each in targets if type(each) is list and each)
-        return any(map(self._runtime.values.is_tracked, _leaves((values, newest))))
+        leaves = _leaves((values, newest, tuple(filter(self._is_array, targets))))
+        self._like = next(filter(self._runtime.values.is_tracked, leaves), None)
+        return self._like is not None
+
+    def _is_array(self, value: Any) -> bool:
+        return self._runtime.values.is_array_type(type(value))
 
     def _watch(self, targets: Sequence[Any]) -> None:
         """Note what turns add to lists: examples of their outputs."""
@@ -252,16 +258,22 @@ class _Loop:
         if self._items is not None and self._plan.needs_item:
             self._items.prepare(self._turn, sources, scanned, self._runtime.values)
         frame, outputs, state = self._frame(values, targets, scanned)
-        step = make(frame, tuple(sources), *reads)
+        kept = Kept(zip(self._plan.reads, reads, strict=True), self._plan.volatile, self._runtime.values)
+        step = make(frame, tuple(sources), *kept.copies)
         del values, targets, make, reads
         final = self._run(step, frame, state, outputs, scanned)
+        changed = kept.changed()
+        if changed is not None:
+            raise self._runtime.error(
+                self._plan, f"a function that it calls changes {changed}, a list or dict"
+            )
         leaves_by, found = frame.final(final)
         self._close()
         return leaves_by, *found
 
     def _close(self) -> None:
         self._never = self._is_closed = True
-        self._examples, self._seen = [], None
+        self._examples, self._seen, self._like = [], None, None
 
     def _frame(
         self, values: tuple[Any, ...], targets: Sequence[Any], scanned: list[Any]
@@ -283,12 +295,12 @@ class _Loop:
             where=self._items,
             outputs=outputs,
             scans=bool(scanned) or has_arrays,
+            has_inner=plan.has_inner,
             error=lambda reason: self._runtime.error(plan, reason),
         )
         state = frame.initial(values, self._turn)
         if not arrays:  # a runner wants something to differentiate
-            example = next(filter(api.is_tracked, _leaves(tuple(self._examples))), None)
-            state = (api.nothing(example), *state[1:])
+            state = (api.nothing(self._like), *state[1:])
         return frame, outputs, state
 
     @property
