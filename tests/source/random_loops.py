@@ -58,7 +58,7 @@ class Writer:
 
     def expression(self, loops: int) -> str:
         r = self.random
-        x = r.choice(ARRAYS + ["pair[1]", "buf"])
+        x = r.choice([*ARRAYS, "pair[1]", "buf"])
         y = r.choice(ARRAYS)
         forms = [
             f"xp.tanh({x} + {y})",
@@ -221,7 +221,9 @@ def outcome_torch(function: Any) -> Any:
         gradients = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
     except Exception as error:
         return type(error)
-    found = [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, leaves, strict=True)]
+    found = [
+        torch.zeros_like(x) if g is None else g for g, x in zip(gradients, leaves, strict=True)
+    ]
     return [value.detach().numpy(), *(g.numpy() for g in found)], rest
 
 

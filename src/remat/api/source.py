@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable
@@ -38,7 +39,7 @@ def checkpoint_loops(
     min_steps: int = _MIN_STEPS,
     strict: bool = False,
 ) -> Any:
-    """Return `f` with its plain Python loops checkpointed; also a decorator, with options or without.
+    """Return `f` with its plain Python loops checkpointed; also a decorator.
 
     Each `for` and `while` loop that carries something differentiated from turn to turn becomes a
     step function over its variables, run by the loop runner: its activations are discarded in the
@@ -186,7 +187,7 @@ def _holds(cell: CellType, value: Any) -> bool:
 
 
 def _of_object(f: Any, options: Options, *, strict: bool) -> Any:
-    call = getattr(type(f), "__call__", None)
+    call = inspect.getattr_static(type(f), "__call__", None)
     if isinstance(f, type) or not isinstance(call, FunctionType):
         return _refuse(f, "it is no Python function, so it has no source", strict=strict)
     return MethodType(_of_function(call, options, strict=strict), f)

@@ -27,7 +27,9 @@ class LoadedValues:
         if tracer is not None and tracer.trace_stack.top >= 0:
             return True
         torch = sys.modules.get("torch")
-        return torch is not None and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        return (
+            torch is not None and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        )
 
     def is_array_type(self, kind: type) -> bool:
         return _is_array_type(kind)
@@ -51,7 +53,7 @@ class LoadedValues:
             return leaf.base is not None or not leaf.flags.owndata
         if not _is_tensor_type(type(leaf)):
             return False
-        return leaf._is_view() or leaf.is_leaf and leaf.requires_grad or _owners(leaf) > 1
+        return leaf._is_view() or (leaf.is_leaf and leaf.requires_grad) or _owners(leaf) > 1
 
     def aliased(self, leaf: Any) -> Any:
         """Return a value that is part of a graph as the result of an op that is run now."""
@@ -79,7 +81,7 @@ class LoadedValues:
         return np.zeros_like(_plain(leaf))
 
     def nothing(self, like: Any) -> Any:
-        """Return a floating-point array of the framework of another one, for a state that has none."""
+        """Return a number of the framework of an array, for a state that has none."""
         if _is_tensor_type(type(like)):
             return sys.modules["torch"].zeros(())
         return np.zeros(())

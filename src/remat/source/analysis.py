@@ -46,7 +46,7 @@ class LoopPlan:
     changed: frozenset[str]  # names of the state whose objects change in place
     deeply: frozenset[str]  # of those, names whose entries change
     reads: tuple[str, ...]  # other local names that the body refers to
-    volatile: frozenset[str]  # of those, names whose objects change in place outside of the loop
+    volatile: frozenset[str]  # names whose objects change in place, anywhere in the function
     has_inner: bool  # whether there are loops in its body
     outputs: tuple[Output, ...]
     needs_item: bool  # whether the body or what follows reads the loop variable
@@ -125,7 +125,7 @@ class _Analysis:
             changed=frozenset(changed) & frozenset(state),
             deeply=frozenset(deeply) & frozenset(state),
             reads=tuple(sorted(reads - unsure)),
-            volatile=frozenset(each.name for each in self._mutations if each.name in reads),
+            volatile=frozenset(each.name for each in self._mutations if each.name),
             has_inner=any(isinstance(node, LOOPS) for node in walk_scope(loop.body)),
             outputs=outputs,
             needs_item=bool(_target(loop) & (read_names(body) | set(state))),
@@ -156,7 +156,11 @@ class _Analysis:
                 loop.lineno, f"an except or finally clause around it reads {name}, which it binds"
             )
         for node in walk_scope(loop.body):
-            if isinstance(node, ast.FunctionDef) and node.name in names and free_names(node) & bound:
+            if (
+                isinstance(node, ast.FunctionDef)
+                and node.name in names
+                and free_names(node) & bound
+            ):
                 return Refusal(node.lineno, f"the nested function {node.name} outlives a turn")
         if self._depths[loop] > _DEEPEST:
             return Refusal(loop.lineno, f"it lies in {_DEEPEST} other loops")
@@ -186,16 +190,14 @@ def _has(loop: Loop, kind: type[ast.Break]) -> bool:
     """Say whether a loop has such a jump of its own."""
 
     def search(body: Iterable[ast.AST]) -> bool:
-        for node in body:
-            if isinstance(node, kind):
-                return True
-            if isinstance(node, LOOPS):
-                if search(node.orelse):
-                    return True
-            elif not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-                if search(ast.iter_child_nodes(node)):
-                    return True
-        return False
+        return any(map(found, body))
+
+    def found(node: ast.AST) -> bool:
+        if isinstance(node, kind):
+            return True
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            return False
+        return search(node.orelse if isinstance(node, LOOPS) else ast.iter_child_nodes(node))
 
     return search(loop.body)
 
@@ -207,9 +209,7 @@ def _returns(loop: Loop) -> Iterator[ast.Return]:
 # -- outputs -----------------------------------------------------------------------------------
 
 
-def _outputs(
-    loop: Loop, mutations: list[Mutation], local: frozenset[str]
-) -> tuple[Output, ...]:
+def _outputs(loop: Loop, mutations: list[Mutation], local: frozenset[str]) -> tuple[Output, ...]:
     body = _turn(loop)
     bound = _bound_otherwise(body) | _target(loop)
     found = []
@@ -230,9 +230,7 @@ def _is_steady(name: str, body: list[ast.stmt]) -> bool:
 
 def _always(name: str, body: Iterable[ast.AST]) -> Iterator[int]:
     for node in body:
-        if isinstance(node, ast.With):
-            yield from _always(name, node.body)
-        elif isinstance(node, ast.For) and not _has(node, ast.Break):
+        if isinstance(node, ast.With) or (isinstance(node, ast.For) and not _has(node, ast.Break)):
             yield from _always(name, node.body)
         elif isinstance(node, ast.Assign | ast.AugAssign | ast.Expr):
             yield from (id(each) for each in ast.walk(node) if _is_name(each, name))

@@ -1,10 +1,10 @@
 """The variables of a loop as a state, and back.
 
-A loop runner wants a state of arrays whose structure stays the same. Variables hold anything: arrays,
-containers of them, numbers, None, objects, or no value at all, and may change from one to the other.
-So a state is a flat tuple: the arrays, empty places for more of them, and one `Static` leaf with all
-the rest, which also says where each array belongs. If all variables are arrays and nothing else has
-to be known, the state is just these arrays.
+A loop runner wants a state of arrays whose structure stays the same. Variables hold anything:
+arrays, containers of them, numbers, None, objects, or no value at all, and may change from one to
+the other. So a state is a flat tuple: the arrays, empty places for more of them, and one `Static`
+leaf with all the rest, which also says where each array belongs. If all variables are arrays and
+nothing else has to be known, the state is just these arrays.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 import copy
 import functools
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .. import trees
-from .protocols import Values
+from .protocols import Place, Values
 
 __all__ = ["UNBOUND", "Frame", "Kept", "Layout", "Static", "spare_room", "take_apart"]
 
@@ -69,7 +69,7 @@ def take_apart(
 
 
 @functools.lru_cache(maxsize=1024)
-def _flat_layout(kinds: tuple[type, ...], api: Values, numbers: bool) -> Layout | None:
+def _flat_layout(kinds: tuple[type, ...], api: Any, numbers: bool) -> Layout | None:
     if all(kind in _ATOMS or kind is _Unbound or api.is_array_type(kind) for kind in kinds):
         return Layout(*_split(kinds, api, numbers))
     return None
@@ -78,9 +78,7 @@ def _flat_layout(kinds: tuple[type, ...], api: Values, numbers: bool) -> Layout 
 def _split(
     kinds: tuple[type, ...], api: Values, numbers: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    is_array = [
-        api.is_array_type(kind) or (numbers and kind in (float, complex)) for kind in kinds
-    ]
+    is_array = [api.is_array_type(kind) or (numbers and kind in (float, complex)) for kind in kinds]
     arrays = tuple(i for i, is_one in enumerate(is_array) if is_one)
     return arrays, tuple(i for i, is_one in enumerate(is_array) if not is_one)
 
@@ -88,7 +86,7 @@ def _split(
 class Static:
     """All of a state that is no array."""
 
-    __slots__ = ("leaves_by", "layout", "others", "step")
+    __slots__ = ("layout", "leaves_by", "others", "step")
 
     def __init__(self, step: int, leaves_by: int, layout: Layout, others: tuple[Any, ...]) -> None:
         self.step = step  # the number of the turn that comes next
@@ -116,14 +114,14 @@ def _same(one: Any, other: Any) -> bool:
         return True
     if type(one) is not type(other):
         return False
-    return type(one) not in _ATOMS or one == other or (one != one and other != other)
+    return type(one) not in _ATOMS or one == other or repr(one) == repr(other)  # NaN
 
 
 class Frame:
     """The variables of one run of a loop. It does not change while the loop runs."""
 
     __slots__ = (
-        *("_api", "_changed", "_error", "_has_inner", "_is_bare", "_last", "_numbers", "_outputs"),
+        *("_api", "_at", "_changed", "_has_inner", "_is_bare", "_last", "_numbers", "_outputs"),
         *("_room", "_scans", "_single", "_where", "unbound"),
     )
 
@@ -141,7 +139,7 @@ class Frame:
         outputs: Any,
         scans: bool,
         has_inner: bool,
-        error: Callable[[str], Exception],
+        at: Place,
     ) -> None:
         self.unbound = UNBOUND
         self._api = api
@@ -155,7 +153,7 @@ class Frame:
         self._outputs = outputs
         self._scans = scans
         self._has_inner = has_inner  # loops
-        self._error = error
+        self._at = at
 
     # -- for generated code --------------------------------------------------------------------
 
@@ -185,7 +183,9 @@ class Frame:
 
     def collect(self, place: int, state: Any) -> Any:
         """Return what takes the place of an output while a step runs."""
-        windows = self.values(state)[self._outputs.first_window :] if self._outputs.has_windows else ()
+        windows = (
+            self.values(state)[self._outputs.first_window :] if self._outputs.has_windows else ()
+        )
         return self._outputs.collector(place, windows)
 
     def item(self, state: Any, sources: tuple[Any, ...], x: Any) -> Any:
@@ -242,7 +242,7 @@ class Frame:
     def _bare(self, values: tuple[Any, ...]) -> Any:
         layout, arrays, others = take_apart(values, self._api, self._numbers)
         if others or layout.structure is not None:
-            raise self._error("a variable that held an array holds none after this turn")
+            raise self._at.error("a variable that held an array holds none after this turn")
         self._refuse_numbers(arrays)
         return arrays[0] if self._single else tuple(arrays)
 
@@ -251,7 +251,7 @@ class Frame:
         self._refuse_numbers(arrays)
         empty = self._room - len(arrays)
         if empty < 0:
-            raise self._error(
+            raise self._at.error(
                 f"its variables hold {len(arrays)} arrays after this turn, with room for "
                 f"{self._room}: they held fewer before"
             )
@@ -262,7 +262,7 @@ class Frame:
             return
         for leaf in arrays:
             if self._api.is_traced_number(leaf):
-                raise self._error(
+                raise self._at.error(
                     "a variable holds a Python number that has come to depend on what is "
                     "differentiated; begin with np.float64(…) instead"
                 )
@@ -321,7 +321,7 @@ class Kept:
 
 
 def spare_room(values: Sequence[Any], others: Sequence[Any]) -> int:
-    """Return how many more arrays the variables may come to hold: those without one may get some."""
+    """Return how many more arrays variables may come to hold: those without one may get some."""
     if not others:
         return 0
     open_ended = any(leaf is UNBOUND or leaf is None for leaf in values)

@@ -5,7 +5,6 @@ globals, defaults and names, so that tracebacks and debuggers show the user's ow
 """
 
 from __future__ import annotations
-
 import __future__
 
 import ast
@@ -73,8 +72,8 @@ def explicit_names(function: Function, code: CodeType, qualified: str) -> None:
 
 def _name_super(loop: ast.AST, first: str) -> None:
     for node in walk_scope(loop):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if node.func.id == "super" and not (node.args or node.keywords):
+        match node:
+            case ast.Call(func=ast.Name(id="super"), args=[], keywords=[]):
                 arguments = [ast.Name("__class__", ast.Load()), ast.Name(first, ast.Load())]
                 node.args = [ast.copy_location(each, node) for each in arguments]
 
@@ -114,7 +113,7 @@ def compile_function(function: Function, code: CodeType) -> CodeType:
     """Compile a tree to the code of a function with the free variables of another one."""
     free = [ast.arg(name) for name in (*code.co_freevars, RUNTIME)]
     nothing: list[Any] = []
-    arguments = ast.arguments(nothing, free, None, [], [], None, [])  # type: ignore[arg-type]
+    arguments = ast.arguments(nothing, free, None, [], [], None, [])
     factory = ast.FunctionDef(_FACTORY, arguments, [function], [], None)
     if "type_params" in ast.FunctionDef._fields:
         factory.type_params = []  # type: ignore[attr-defined]
@@ -152,5 +151,3 @@ def function_with_code(function: FunctionType, code: CodeType, runtime: Any) -> 
             setattr(new, name, getattr(function, name))
     new.__dict__.update(function.__dict__)
     return new
-
-

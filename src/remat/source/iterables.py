@@ -1,8 +1,8 @@
 """What a `for` loop iterates over: turn by turn at first, and entry by entry once it runs as steps.
 
 Only what has entries that can be asked for again, without effects, is run as steps: ranges, lists,
-tuples, arrays, views of dicts, and zip, enumerate, reversed and steps of such things. Everything else
-(a generator, a file) is iterated as it is.
+tuples, arrays, views of dicts, and zip, enumerate, reversed and steps of such things. Everything
+else (a generator, a file) is iterated as it is.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .protocols import Values
 
 __all__ = ["Items", "Opaque", "Steps", "items_of", "lazy"]
 
-_SEQUENCES = (range, list, tuple, str, bytes)
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_SEQUENCES = (range, list, tuple, str, bytes, dict)
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
 class Steps(Iterable[Any]):
@@ -57,6 +57,7 @@ class Items(ABC):
 
     def prepare(self, first: int, sources: list[Any], scanned: list[Any], api: Values) -> None:
         """Add what entries come from to the sources, or to what a scan hands to each step."""
+        raise NotImplementedError
 
 
 class Opaque(Items):
@@ -68,7 +69,6 @@ class Opaque(Items):
 
     def native(self) -> Iterable[Any]:
         return self._iterable  # type: ignore[no-any-return]
-
 
 
 class _Sequence(Items):
@@ -140,7 +140,7 @@ class _Reversed(Items):
         self.length = self._length = len(sequence)
 
     def native(self) -> Iterable[Any]:
-        return reversed(self._sequence)
+        return reversed(self._sequence)  # type: ignore[no-any-return]
 
     def prepare(self, first: int, sources: list[Any], scanned: list[Any], api: Values) -> None:
         self._place = len(sources)
@@ -161,7 +161,7 @@ def items_of(iterable: Any, api: Values) -> tuple[Items, dict[str, Any]]:
         options, iterable = {**iterable.options, **options}, iterable.iterable
     if isinstance(iterable, Items):
         return iterable, options
-    if api.is_array_type(type(iterable)) and getattr(iterable, "ndim", 0):
+    if api.is_array_type(type(iterable)) and iterable.ndim:
         return _Sequence(iterable, is_array=True), options
     if isinstance(iterable, (*_SEQUENCES, *_VIEWS)) or _is_module_list(iterable):
         return _Sequence(iterable), options
@@ -193,9 +193,9 @@ def lazy(steps: Any, api: Values, function: Any, *args: Any, **kwargs: Any) -> A
         start = args[1] if len(args) > 1 else kwargs.get("start", 0)
         if type(start) is int:
             return _Enumerate(parts[0], start)
-    if function is builtins.reversed and len(args) == 1 and not kwargs:
-        if _has_entries_backward(args[0], api):
-            return _Reversed(args[0])
+    is_reversed = function is builtins.reversed and len(args) == 1 and not kwargs
+    if is_reversed and _has_entries_backward(args[0], api):
+        return _Reversed(args[0])
     return function(*(arg.native() if isinstance(arg, Items) else arg for arg in args), **kwargs)
 
 

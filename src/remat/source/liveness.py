@@ -2,9 +2,9 @@
 
 Both walk the statements of one function. `live_names` goes backward and finds, for each loop, the
 names that are read later on before they are bound anew: at the head of the loop, where it begins
-another turn or ends, and at a `break`. `bound_at_loops` goes forward and finds the names that have a
-value whichever way the loop was reached. Where a statement cannot be followed exactly, a name counts
-as live, and as perhaps unbound.
+another turn or ends, and at a `break`. `bound_at_loops` goes forward and finds the names that have
+a value whichever way the loop was reached. Where a statement cannot be followed exactly, a name
+counts as live, and as perhaps unbound.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ class _Liveness:
             after = self.statement(statement, after, to) | to.at_error
         return after
 
-    def statement(self, node: ast.stmt, after: Names, to: _Targets) -> Names:  # noqa: PLR0912
+    def statement(self, node: ast.stmt, after: Names, to: _Targets) -> Names:
         match node:
             case ast.If(test=test, body=body, orelse=orelse):
-                return read_names(test) | self.block(body, after, to) | self.block(orelse, after, to)
+                ways = self.block(body, after, to) | self.block(orelse, after, to)
+                return ways | read_names(test)
             case ast.For() | ast.AsyncFor():
                 return self._for(node, after, to)
             case ast.While():
@@ -67,9 +68,9 @@ class _Liveness:
             case ast.Try() | ast.TryStar():
                 return self._try(node, after, to)
             case ast.Match(subject=subject, cases=cases):
-                ways = [self.block(case.body, after, to) for case in cases]
-                inside = [read_names([case.pattern, *_some(case.guard)]) for case in cases]
-                return after.union(read_names(subject), *ways, *inside)
+                bodies = [self.block(case.body, after, to) for case in cases]
+                tests = [read_names([case.pattern, *_some(case.guard)]) for case in cases]
+                return after.union(read_names(subject), *bodies, *tests)
             case ast.Break():
                 return to.at_break
             case ast.Continue():
@@ -165,7 +166,7 @@ class _Binding:
             bound = self._statement(statement, bound)
         return bound
 
-    def _statement(self, node: ast.stmt, bound: Bound) -> Bound:  # noqa: PLR0912
+    def _statement(self, node: ast.stmt, bound: Bound) -> Bound:
         if bound is None:
             return None
         match node:

@@ -17,16 +17,22 @@ __all__ = ["Mutation", "find_mutations"]
 
 # As a statement of its own, a call of one of these is there for its effect.
 _METHODS = frozenset(
-    "add append appendleft clear discard extend extendleft fill insert itemset partition pop "
-    "popitem popleft put remove resize reverse rotate setdefault setflags sort update "
-    "difference_update intersection_update symmetric_difference_update".split()
+    {
+        *("add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "fill"),
+        *("insert", "itemset", "partition", "pop", "popitem", "popleft", "put", "remove"),
+        *("resize", "reverse", "rotate", "setdefault", "setflags", "sort", "update"),
+        *("difference_update", "intersection_update", "symmetric_difference_update"),
+    }
 )
 # These also give a value, so they are used inside of expressions.
-_METHODS_WITH_VALUE = frozenset("pop popitem popleft setdefault".split())
+_METHODS_WITH_VALUE = frozenset({"pop", "popitem", "popleft", "setdefault"})
 # Functions that change their first argument.
 _FUNCTIONS = frozenset(
-    "copyto put place putmask fill_diagonal put_along_axis shuffle heappush heappop heapify "
-    "heapreplace heappushpop insort insort_left insort_right setattr delattr".split()
+    {
+        *("copyto", "put", "place", "putmask", "fill_diagonal", "put_along_axis", "shuffle"),
+        *("heappush", "heappop", "heapify", "heapreplace", "heappushpop", "insort"),
+        *("insort_left", "insort_right", "setattr", "delattr"),
+    }
 )
 
 

@@ -8,12 +8,12 @@ and added to the list, in their order, so that gradients flow through them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .analysis import Output
 from .frames import Layout, take_apart
-from .protocols import Values
+from .protocols import Place, Values
 
 __all__ = ["Outputs", "StoreLog"]
 
@@ -61,7 +61,9 @@ class _Made(NamedTuple):
 class Outputs:
     """The outputs of one run of a loop."""
 
-    __slots__ = ("_api", "_error", "_examples", "_made", "_numbers", "_outputs", "_targets", "_variables")
+    __slots__ = (
+        *("_api", "_at", "_examples", "_made", "_numbers", "_outputs", "_targets", "_variables"),
+    )
 
     def __init__(
         self,
@@ -71,14 +73,14 @@ class Outputs:
         examples: Sequence[list[Any] | None],
         api: Values,
         numbers: bool,
-        error: Callable[[str], Exception],
+        at: Place,
     ) -> None:
         self._outputs = outputs
         self._targets = targets
         self._variables = variables
         self._api = api
         self._numbers = numbers
-        self._error = error
+        self._at = at
         self._made: dict[int, list[_Made]] = {}
         # Zeros like the arrays of a step; None: not known before a step has run.
         self._examples = [None if e is None else self._zeros(e) for e in examples]
@@ -136,12 +138,12 @@ class Outputs:
             example = self._examples[place] = self._zeros(arrays)
         name = self._outputs[place].name
         if len(arrays) > len(example):
-            raise self._error(
+            raise self._at.error(
                 f"a turn adds {len(arrays)} arrays to {name}, turns before it {len(example)}"
             )
         for leaf, zeros in zip(arrays, example, strict=False):
             if self._api.kind(leaf) != self._api.kind(zeros):
-                raise self._error(
+                raise self._at.error(
                     f"a turn adds an array of {_words(self._api.kind(leaf))} to {name}, turns "
                     f"before it one of {_words(self._api.kind(zeros))}"
                 )

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Options", "Runner", "Values"]
+from ..errors import LoopTransformError
+
+__all__ = ["Options", "Place", "Runner", "Values"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,27 @@ class Options:
         return tuple(each.name for each in fields(cls))
 
 
+class Place(NamedTuple):
+    """Where a loop stands."""
+
+    filename: str
+    line: int
+
+    def words(self, reason: str) -> str:
+        return f"{self.filename}:{self.line}: the loop cannot be checkpointed: {reason}"
+
+    def error(self, reason: str) -> LoopTransformError:
+        """Return what to raise if a loop that runs in steps turns out to be none."""
+        return LoopTransformError(
+            f"{self.words(reason)}. It was running in steps by then: leave it plain with "
+            "remat.steps(…, min_steps=…), a number above that of its steps"
+        )
+
+
 class Values(Protocol):
     """What is asked about values."""
+
+    def __hash__(self) -> int: ...
 
     def is_differentiating(self) -> bool: ...
 

@@ -40,7 +40,7 @@ def function_facts(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Function
         frozenset(shared),
         frozenset(_declared(everything, ast.Nonlocal) - _declared(own, ast.Nonlocal)),
         tuple(n for n in own if isinstance(n, (*FUNCTIONS, ast.ClassDef, ast.GeneratorExp))),
-        next((node for node in own if _reads_frame(node)), None),
+        next((n for n in own if isinstance(n, ast.Call) and _reads_frame(n)), None),
         _outermost_loops(function.body),
     )
 
@@ -55,7 +55,9 @@ def _refusals(loop: Loop, facts: FunctionFacts) -> Iterator[Refusal]:
         yield Refusal(loop.lineno, "async for: a step cannot wait")
     if facts.frame_reader is not None:
         name = ast.unparse(facts.frame_reader.func)
-        yield Refusal(facts.frame_reader.lineno, f"the function calls {name}(), which sees its frame")
+        yield Refusal(
+            facts.frame_reader.lineno, f"the function calls {name}(), which sees its frame"
+        )
     if isinstance(loop, ast.For):
         yield from _of_target(loop.target)
     for node in walk_scope([*loop.body, *_head(loop)]):
@@ -126,9 +128,9 @@ def _passed_on(loop: Loop) -> set[int]:
     parents = {id(child): node for node in ast.walk(loop) for child in ast.iter_child_nodes(node)}
     kept: set[str] = set()
     for node in ast.walk(loop):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            if not _is_of_call(node, parents):
-                kept.add(node.id)
+        is_read = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        if is_read and not _is_of_call(node, parents):
+            kept.add(node.id)  # type: ignore[attr-defined]
     found: set[int] = set()
     for node in walk_scope(loop.body):
         match node:

@@ -98,9 +98,7 @@ class _LoopWriter:
 
     # -- around the steps ----------------------------------------------------------------------
 
-    def _steps(
-        self, body: Sequence[ast.stmt], due: str, target: ast.expr | None
-    ) -> list[ast.stmt]:
+    def _steps(self, body: Sequence[ast.stmt], due: str, target: ast.expr | None) -> list[ast.stmt]:
         """Write what runs the rest of the loop as steps, if it is due."""
         plan, number = self._plan, self._plan.number
         step = self._step(body, target)

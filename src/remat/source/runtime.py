@@ -20,7 +20,7 @@ from .analysis import LoopPlan
 from .frames import UNBOUND, Frame, Kept, Layout, spare_room, take_apart
 from .iterables import Items, items_of, lazy
 from .outputs import Outputs, StoreLog
-from .protocols import Options, Runner, Values
+from .protocols import Options, Place, Runner, Values
 
 __all__ = ["Runtime"]
 
@@ -64,27 +64,18 @@ class Runtime:
     def lazy(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         return lazy(self._steps, self.values, function, *args, **kwargs)
 
+    def place(self, plan: LoopPlan) -> Place:
+        return Place(self._filename, plan.line)
+
     def refuse(self, plan: LoopPlan, reason: str) -> None:
         """Say, once, that a loop stays as it is."""
+        words = self.place(plan).words(reason)
         if self._strict:
-            raise LoopTransformError(self.words(plan, reason))
+            raise LoopTransformError(words)
         if plan.number not in self._refused:
             self._refused.add(plan.number)
-            warnings.warn_explicit(
-                f"{self.words(plan, reason)}; it runs without checkpoints",
-                RematWarning,
-                self._filename,
-                plan.line,
-            )
-
-    def error(self, plan: LoopPlan, reason: str) -> LoopTransformError:
-        return LoopTransformError(
-            f"{self.words(plan, reason)}. It was running in steps by then: leave it plain with "
-            "remat.steps(…, min_steps=…), a number above that of its steps"
-        )
-
-    def words(self, plan: LoopPlan, reason: str) -> str:
-        return f"{self._filename}:{plan.line}: the loop cannot be checkpointed: {reason}"
+            words += "; it runs without checkpoints"
+            warnings.warn_explicit(words, RematWarning, self._filename, plan.line)
 
 
 class _Loop:
@@ -258,18 +249,26 @@ class _Loop:
         if self._items is not None and self._plan.needs_item:
             self._items.prepare(self._turn, sources, scanned, self._runtime.values)
         frame, outputs, state = self._frame(values, targets, scanned)
-        kept = Kept(zip(self._plan.reads, reads, strict=True), self._plan.volatile, self._runtime.values)
+        kept = Kept(
+            zip(self._plan.reads, reads, strict=True), self._plan.volatile, self._runtime.values
+        )
         step = make(frame, tuple(sources), *kept.copies)
         del values, targets, make, reads
         final = self._run(step, frame, state, outputs, scanned)
         changed = kept.changed()
         if changed is not None:
-            raise self._runtime.error(
-                self._plan, f"a function that it calls changes {changed}, a list or dict"
+            raise self._runtime.place(self._plan).error(
+                f"a function that it calls changes {changed}, a list or dict"
             )
         leaves_by, found = frame.final(final)
         self._close()
-        return leaves_by, *found
+        return leaves_by, *map(self._released, self._plan.state, found)
+
+    def _released(self, name: str, value: Any) -> Any:
+        """Return a value that the function may change, while the runner still refers to it."""
+        api = self._runtime.values
+        is_copied = name in self._plan.volatile and api.is_array_type(type(value))
+        return api.copied(value) if is_copied else value
 
     def _close(self) -> None:
         self._never = self._is_closed = True
@@ -296,7 +295,7 @@ class _Loop:
             outputs=outputs,
             scans=bool(scanned) or has_arrays,
             has_inner=plan.has_inner,
-            error=lambda reason: self._runtime.error(plan, reason),
+            at=self._runtime.place(plan),
         )
         state = frame.initial(values, self._turn)
         if not arrays:  # a runner wants something to differentiate
@@ -325,7 +324,7 @@ class _Loop:
             examples,
             self._runtime.values,
             numbers,
-            lambda reason: self._runtime.error(plan, reason),
+            self._runtime.place(plan),
         )
 
     def _run(

@@ -52,9 +52,7 @@ def transform(
     code = function.__code__
     made = transform_code(code, code.co_filename, function.__qualname__)
     _speak(made, code, strict=strict)
-    runtime = Runtime(
-        made.plans, code.co_filename, options, values, runner, steps, strict=strict
-    )
+    runtime = Runtime(made.plans, code.co_filename, options, values, runner, steps, strict=strict)
     new = function_with_code(function, made.code or code, runtime)
     new.transformed_source = made.source  # type: ignore[attr-defined]
     return new
@@ -101,6 +99,9 @@ def _speak(made: Transformed, code: CodeType, *, strict: bool) -> None:
             raise LoopTransformError(words)
         if not made.warned:
             warnings.warn_explicit(
-                f"{words}; it runs without checkpoints", RematWarning, code.co_filename, refusal.line
+                f"{words}; it runs without checkpoints",
+                RematWarning,
+                code.co_filename,
+                refusal.line,
             )
     made.warned = True
