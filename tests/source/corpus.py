@@ -4,8 +4,7 @@ They take the array module, a vector, a matrix and a table of rows, and return a
 """
 
 # Code as users write it, so not as a linter wants it.
-# ruff: noqa: B007, B020, B023, E731, PERF401, PLR1704, PLR5501, PLW0120, PLW2901, RUF005, RUF059
-# ruff: noqa: SIM113, C416, PLR1714, RET, E741, PLR0915, C419, PLR1730, SIM118, F841, FURB
+# ruff: noqa
 
 from __future__ import annotations
 
@@ -631,7 +630,7 @@ def never_bound(xp, x, W, xs):
         x = xp.tanh(x @ W)
         if i == 40:
             special = x * 3
-    return x + special  # noqa: F821
+    return x + special
 
 
 @program

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 
+from ..engines.compiling import is_compiling
 from ..engines.locate import is_torch_module
 from ..engines.values import LoadedValues
 from ..errors import LoopTransformError, RematWarning
@@ -105,7 +106,7 @@ def grad_with_checkpointing(
     return grad(checkpoint_loops(f, num_checkpoints, **options), wrt)
 
 
-def steps(iterable: Iterable[Any], **options: Any) -> Steps:
+def steps(iterable: Iterable[Any], **options: Any) -> Iterable[Any]:
     """Iterate over something, with options for this loop: those of `checkpoint_loops`.
 
     Outside of a transformed function it just iterates.
@@ -113,12 +114,17 @@ def steps(iterable: Iterable[Any], **options: Any) -> Steps:
     >>> [i for i in steps(range(3), num_checkpoints=10)]
     [0, 1, 2]
     """
+    if is_compiling():
+        return iterable
     unknown = options.keys() - set(Options.names())
     if unknown:
         known = ", ".join(Options.names())
         raise TypeError(f"steps takes the options {known}, got {', '.join(sorted(unknown))}")
     checked = _options(**options)
     return Steps(iterable, {name: getattr(checked, name) for name in options})
+
+
+steps.makes_steps = True  # type: ignore[attr-defined]
 
 
 def _options(
@@ -159,7 +165,7 @@ def _of_function(f: FunctionType, options: Options, *, strict: bool) -> Any:
     inner = getattr(f, "__wrapped__", None)
     if isinstance(inner, FunctionType):
         return _inside_of_wrapper(f, inner, options, strict=strict)
-    return transform(f, options, _VALUES, _Runner(), steps, strict=strict)
+    return transform(f, options, _VALUES, _Runner(), strict=strict)
 
 
 def _inside_of_wrapper(f: FunctionType, inner: Any, options: Options, *, strict: bool) -> Any:

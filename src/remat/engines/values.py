@@ -19,10 +19,12 @@ __all__ = ["LoadedValues"]
 class LoadedValues:
     """Tells arrays and tensors from other values, and what is being differentiated."""
 
+    def is_compiling(self) -> bool:
+        """Say whether a compiler is tracing the code that calls this."""
+        return is_compiling()
+
     def is_differentiating(self) -> bool:
         """Say whether anything may be recorded now."""
-        if is_compiling():
-            return False
         tracer = sys.modules.get("autograd.tracer")
         if tracer is not None and tracer.trace_stack.top >= 0:
             return True

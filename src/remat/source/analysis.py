@@ -121,7 +121,7 @@ class _Analysis:
             line=loop.lineno,
             has_exits=_has(loop, ast.Break) or any(True for _ in _returns(loop)),
             state=state,
-            unbound=frozenset(state) - self._bound[loop],
+            unbound=frozenset(state) - self._bound[loop] - _target(loop),
             changed=frozenset(changed) & frozenset(state),
             deeply=frozenset(deeply) & frozenset(state),
             reads=tuple(sorted(reads - unsure)),

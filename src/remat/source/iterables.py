@@ -182,9 +182,9 @@ def _is_module_list(value: Any) -> bool:
     return kind.__name__ in ("ModuleList", "Sequential", "ParameterList")
 
 
-def lazy(steps: Any, api: Values, function: Any, *args: Any, **kwargs: Any) -> Any:
+def lazy(api: Values, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call zip, enumerate, reversed or `steps` so that entries can be asked for."""
-    if function is steps:
+    if getattr(function, "makes_steps", False):  # (`steps` itself is not known here)
         return function(*args, **kwargs)
     parts = [items_of(arg, api)[0] for arg in args]
     if function is builtins.zip and _are_known(parts) and not kwargs.keys() - {"strict"}:

@@ -75,7 +75,7 @@ class _LoopWriter:
         self._node = node
         self._plan = plan
         self._loop = f"__remat_loop_{plan.number}"
-        self._returns: list[ast.expr | None] = []
+        self._returns: dict[tuple[int, int] | None, ast.expr | None] = {}  # by where they stand
         self._test = node.test if isinstance(node, ast.While) else None
 
     def for_loop(self, node: ast.For) -> list[ast.stmt]:
@@ -152,7 +152,7 @@ class _LoopWriter:
         leaves = f"__remat_exit_{self._plan.number}"
         if self._plan.has_exits and isinstance(self._node, ast.For | ast.While):
             exits += self._code(f"if {leaves} == {_BROKEN}: break")
-        for place, value in enumerate(self._returns, _RETURNED):
+        for place, value in enumerate(self._returns.values(), _RETURNED):
             way = self._code(f"if {leaves} == {place}: return None")
             way[0].body[0].value = value  # type: ignore[attr-defined]
             exits += way
@@ -221,8 +221,11 @@ class _LoopWriter:
         return code
 
     def leave_returning(self, value: ast.expr | None) -> list[ast.stmt]:
-        self._returns.append(value)
-        return self.leave(_RETURNED + len(self._returns) - 1)
+        # A `return` of an inner loop is there twice; both must give the same number.
+        key = None if value is None else (value.lineno, value.col_offset)
+        place = list(self._returns).index(key) if key in self._returns else len(self._returns)
+        self._returns[key] = value
+        return self.leave(_RETURNED + place)
 
     # -- parts ---------------------------------------------------------------------------------
 

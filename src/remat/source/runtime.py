@@ -41,7 +41,6 @@ class Runtime:
         options: Options,
         values: Values,
         runner: Runner,
-        steps: Callable[..., Any],
         *,
         strict: bool,
     ) -> None:
@@ -51,18 +50,23 @@ class Runtime:
         self.values = values
         self.runner = runner
         self._filename = filename
-        self._steps = steps
         self._strict = strict
         self._refused: set[int] = set()
 
-    def for_loop(self, number: int, iterable: Any) -> ForLoop:
+    def for_loop(self, number: int, iterable: Any) -> ForLoop | CompiledFor:
+        if self.values.is_compiling():
+            return CompiledFor(iterable)
         return ForLoop(self, self.plans[number], iterable)
 
-    def while_loop(self, number: int) -> WhileLoop:
+    def while_loop(self, number: int) -> WhileLoop | CompiledWhile:
+        if self.values.is_compiling():
+            return CompiledWhile()
         return WhileLoop(self, self.plans[number])
 
     def lazy(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        return lazy(self._steps, self.values, function, *args, **kwargs)
+        if self.values.is_compiling():
+            return function(*args, **kwargs)
+        return lazy(self.values, function, *args, **kwargs)
 
     def place(self, plan: LoopPlan) -> Place:
         return Place(self._filename, plan.line)
@@ -431,6 +435,27 @@ class WhileLoop(_Loop):
     def _close(self) -> None:
         super()._close()
         self.open = False
+
+
+class CompiledFor:
+    """A `for` loop in code that a compiler traces: it decides itself what to recompute."""
+
+    due = False
+
+    def __init__(self, iterable: Any) -> None:
+        self._iterable = iterable
+
+    def items(self) -> Any:
+        return self._iterable
+
+
+class CompiledWhile:
+    """A `while` loop in such code."""
+
+    open = True
+
+    def due(self) -> bool:
+        return False
 
 
 def _leaves(values: Any) -> list[Any]:

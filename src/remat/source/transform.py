@@ -6,10 +6,8 @@ import ast
 import copy
 import functools
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
-from typing import Any
 
 from ..errors import LoopTransformError, RematWarning
 from .analysis import LoopPlan, find_loops
@@ -44,7 +42,6 @@ def transform(
     options: Options,
     values: Values,
     runner: Runner,
-    steps: Callable[..., Any],
     *,
     strict: bool,
 ) -> FunctionType:
@@ -52,7 +49,7 @@ def transform(
     code = function.__code__
     made = transform_code(code, code.co_filename, function.__qualname__)
     _speak(made, code, strict=strict)
-    runtime = Runtime(made.plans, code.co_filename, options, values, runner, steps, strict=strict)
+    runtime = Runtime(made.plans, code.co_filename, options, values, runner, strict=strict)
     new = function_with_code(function, made.code or code, runtime)
     new.transformed_source = made.source  # type: ignore[attr-defined]
     return new
