@@ -36,6 +36,10 @@ class LoadedValues:
     def is_array_type(self, kind: type) -> bool:
         return _is_array_type(kind)
 
+    def is_plain_array_type(self, kind: type) -> bool:
+        """Say whether values of a type are arrays, and none stands for a number."""
+        return _is_plain_array_type(kind)
+
     def is_tracked(self, leaf: Any) -> bool:
         """Say whether gradients can flow back from a value."""
         kind = type(leaf)
@@ -104,6 +108,11 @@ class LoadedValues:
 @functools.lru_cache(maxsize=1024)
 def _is_array_type(kind: type) -> bool:
     return issubclass(kind, np.ndarray | np.generic) or _is_box_type(kind) or _is_tensor_type(kind)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_plain_array_type(kind: type) -> bool:
+    return issubclass(kind, np.ndarray) or _is_tensor_type(kind)
 
 
 def _is_tensor_type(kind: type) -> bool:

@@ -32,6 +32,7 @@ class Output:
     kind: Literal["list", "store"]
     window: int = 0  # of a list: how many of its last items the body reads, by out[-1], out[-2], …
     is_steady: bool = False  # every turn has its outputs, whatever its data
+    most: int | None = None  # how many items a turn adds to a list, at most; None: any number
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class LoopPlan:
     deeply: frozenset[str]  # of those, names whose entries change
     reads: tuple[str, ...]  # other local names that the body refers to
     volatile: frozenset[str]  # names whose objects change in place, anywhere in the function
-    has_inner: bool  # whether there are loops in its body
+    owns_reads: bool  # whether a step makes what it reads a part of its graph
+    is_steady: bool  # whether its body gives no variable of the state a constant
     outputs: tuple[Output, ...]
     needs_item: bool  # whether the body or what follows reads the loop variable
     guarded: bool  # whether an exception in the loop may be swallowed around it
@@ -87,6 +89,10 @@ class _Analysis:
         names = self._state(loop, bound | changed) - {each.name for each in outputs}
         if not names and not outputs:
             return None
+        for each in outputs:
+            if each.kind == "list" and not each.is_steady and each.most is None:
+                words = f"turns may add any number of items to {each.name}"
+                return Refusal(loop.lineno, words)
         refusal = refusal_of(loop, self._facts) or self._refuse(loop, mutations, bound, names)
         if refusal is not None:
             return refusal
@@ -126,7 +132,8 @@ class _Analysis:
             deeply=frozenset(deeply) & frozenset(state),
             reads=tuple(sorted(reads - unsure)),
             volatile=frozenset(each.name for each in self._mutations if each.name),
-            has_inner=any(isinstance(node, LOOPS) for node in walk_scope(loop.body)),
+            is_steady=not _constants(body) & set(state),
+            owns_reads=_hands_on(loop.body, set(reads) | _target(loop)),
             outputs=outputs,
             needs_item=bool(_target(loop) & (read_names(body) | set(state))),
             guarded=any(loop in ast.walk(each) for each in self._withs),
@@ -176,6 +183,49 @@ def _target(loop: Loop) -> set[str]:
     return set() if isinstance(loop, ast.While) else bound_names(loop.target)
 
 
+def _hands_on(body: list[ast.stmt], names: set[str]) -> bool:
+    """Say whether a body hands on what it reads as it is: to an inner loop, or in a variable."""
+    for node in walk_scope(body):
+        values: list[ast.expr] = []
+        match node:
+            case ast.For() | ast.While():
+                return True
+            case ast.Assign(value=value) | ast.NamedExpr(value=value):
+                values = [value]
+            case ast.AnnAssign(value=value) if value is not None:
+                values = [value]
+            case ast.Call(func=ast.Attribute(), args=arguments):
+                values = arguments
+        parts = (part for value in values for part in _alternatives(value))
+        if any(isinstance(part, ast.Name) and part.id in names for part in parts):
+            return True
+    return False
+
+
+def _constants(body: Iterable[ast.AST]) -> set[str]:
+    """Return the names that get a constant somewhere, such as None: they may hold no array then."""
+    found: set[str] = set()
+    for node in walk_scope(body):
+        value = getattr(node, "value", None)
+        is_binding = isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr)
+        parts = _alternatives(value) if is_binding and value is not None else ()
+        if any(isinstance(part, ast.Constant) for part in parts):
+            found |= bound_names(node)
+    return found
+
+
+def _alternatives(value: ast.AST) -> Iterator[ast.AST]:
+    """Generate the values that an expression may have, if it is a choice or a tuple."""
+    match value:
+        case ast.IfExp(body=body, orelse=orelse):
+            yield from (*_alternatives(body), *_alternatives(orelse))
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.BoolOp(values=parts):
+            for part in parts:
+                yield from _alternatives(part)
+        case _:
+            yield value
+
+
 def _depths(body: Iterable[ast.AST], depth: int) -> Iterator[tuple[ast.AST, int]]:
     for node in body:
         inner = depth
@@ -214,24 +264,31 @@ def _outputs(loop: Loop, mutations: list[Mutation], local: frozenset[str]) -> tu
     bound = _bound_otherwise(body) | _target(loop)
     found = []
     jumps = any(isinstance(node, ast.Continue) for node in walk_scope(loop.body))
+    changing = bound_names(body) | _target(loop)
     for name in sorted({each.name for each in mutations if each.name} & local - bound):
-        is_steady = not jumps and _is_steady(name, loop.body)
+        is_steady = not jumps and _is_steady(name, loop.body, changing)
         output = _as_list(name, body, is_steady) or _as_store(name, body)
         if output is not None and (is_steady or output.kind == "list"):
             found.append(output)
     return tuple(found)
 
 
-def _is_steady(name: str, body: list[ast.stmt]) -> bool:
-    """Say whether an object changes in every turn alike: not under an `if`, a `while`, a `try`."""
+def _is_steady(name: str, body: list[ast.stmt], changing: set[str]) -> bool:
+    """Say whether an object changes in every turn alike: not under an `if`, a `while`, a `try`.
+
+    Nor in a `for` over something that depends on the turn, on names that are `changing`.
+    """
     every = {id(n) for part in body for n in ast.walk(part) if _is_name(n, name)}
-    return every <= set(_always(name, body))
+    return every <= set(_always(name, body, changing))
 
 
-def _always(name: str, body: Iterable[ast.AST]) -> Iterator[int]:
+def _always(name: str, body: Iterable[ast.AST], changing: set[str]) -> Iterator[int]:
     for node in body:
-        if isinstance(node, ast.With) or (isinstance(node, ast.For) and not _has(node, ast.Break)):
-            yield from _always(name, node.body)
+        if isinstance(node, ast.With):
+            yield from _always(name, node.body, changing)
+        elif isinstance(node, ast.For) and not _has(node, ast.Break):
+            if not read_names(node.iter) & changing:
+                yield from _always(name, node.body, changing)
         elif isinstance(node, ast.Assign | ast.AugAssign | ast.Expr):
             yield from (id(each) for each in ast.walk(node) if _is_name(each, name))
 
@@ -276,7 +333,28 @@ def _as_list(name: str, body: list[ast.AST], is_steady: bool) -> Output | None:
                 allowed.add(id(used))
                 window = max(window, back)
     is_list = adds and _only(name, body, allowed)
-    return Output(name, "list", window, is_steady) if is_list else None
+    most = None if is_steady else _most(name, body)
+    return Output(name, "list", window, is_steady, most) if is_list else None
+
+
+def _most(name: str, body: Iterable[ast.AST]) -> int | None:
+    """Return how many items some statements add to a list, at most; None: any number."""
+    counts = [_added(name, node) for node in body]
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+def _added(name: str, node: ast.AST) -> int | None:
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=each), attr="append"))):
+            return int(each == name)
+        case ast.AugAssign(target=ast.Name(id=each), value=ast.List(elts=items)) if each == name:
+            return len(items)
+        case ast.If(body=body, orelse=orelse):
+            ways = _most(name, body), _most(name, orelse)
+            return None if None in ways else max(way or 0 for way in ways)
+        case ast.With(body=body):
+            return _most(name, body)
+    return None if any(_is_name(each, name) for each in ast.walk(node)) else 0
 
 
 def _as_store(name: str, body: list[ast.AST]) -> Output | None:

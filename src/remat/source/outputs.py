@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .analysis import Output
-from .frames import Layout, take_apart
+from .layouts import Layout, take_apart
 from .protocols import Place, Values
 
 __all__ = ["Outputs", "StoreLog"]

@@ -124,8 +124,8 @@ class _LoopWriter:
         return written
 
     def _parameter(self, name: str) -> str:
-        """Name a parameter of `make`; a step with loops in it takes it as a variable of its own."""
-        return f"__remat_read_{name}" if self._plan.has_inner else name
+        """Name a parameter of `make`; a step may take it as a variable of its own."""
+        return f"__remat_read_{name}" if self._plan.owns_reads else name
 
     @property
     def _step_name(self) -> str:
@@ -181,7 +181,7 @@ class _LoopWriter:
             code += f"    ({names}) = __remat_frame.open(__remat_state)\n"
         for name in sorted(plan.unbound):
             code += f"    if {name} is __remat_frame.unbound: del {name}\n"
-        if plan.has_inner and plan.reads:
+        if plan.owns_reads and plan.reads:
             own = "".join(f"{name}, " for name in plan.reads)
             given = ", ".join(map(self._parameter, plan.reads))
             code += f"    ({own}) = __remat_frame.own({given})\n"

@@ -17,8 +17,10 @@ from typing import Any
 from .. import trees
 from ..errors import LoopTransformError, RematWarning
 from .analysis import LoopPlan
-from .frames import UNBOUND, Frame, Kept, Layout, spare_room, take_apart
+from .frames import BareFrame, Frame
 from .iterables import Items, items_of, lazy
+from .kept import Kept
+from .layouts import UNBOUND, Layout, spare_room, take_apart
 from .outputs import Outputs, StoreLog
 from .protocols import Options, Place, Runner, Values
 
@@ -287,18 +289,16 @@ class _Loop:
         outputs = self._outputs(targets, numbers)
         has_arrays = outputs is not None and outputs.has_arrays
         is_bare = self._may_be_bare and not others and layout.structure is None and bool(arrays)
-        frame = Frame(
+        frame = (BareFrame if is_bare else Frame)(
             api,
             room=len(arrays) + spare_room(values, others) + (not arrays),
-            is_bare=is_bare,
-            is_single=len(arrays) == 1,
             numbers=numbers,
             changed=tuple(i for i, name in enumerate(plan.state) if name in plan.changed),
             last=None if math.isinf(self._left) else self._turn + int(self._left),
-            where=self._items,
+            items=self._items,
             outputs=outputs,
             scans=bool(scanned) or has_arrays,
-            has_inner=plan.has_inner,
+            owns_reads=plan.owns_reads,
             at=self._runtime.place(plan),
         )
         state = frame.initial(values, self._turn)
@@ -309,7 +309,7 @@ class _Loop:
     @property
     def _may_be_bare(self) -> bool:
         """Whether steps need to know nothing but the arrays."""
-        if self._is_open_ended or self._plan.outputs:
+        if self._is_open_ended or self._plan.outputs or not self._plan.is_steady:
             return False
         return self._items is None or not self._plan.needs_item or not self._items.needs_step
 
@@ -318,7 +318,9 @@ class _Loop:
         if not plan.outputs:
             return None
         examples = [
-            None if output.is_steady else example
+            None
+            if output.is_steady
+            else example + example[-1:] * ((output.most or 0) - len(example))
             for output, example in zip(plan.outputs, self._examples, strict=True)
         ]
         return Outputs(
@@ -460,6 +462,11 @@ class CompiledWhile:
 
 def _leaves(values: Any) -> list[Any]:
     return trees.flatten(values)[0]
+
+
+def _lengthened(example: list[Any], most: int) -> list[Any]:
+    """Take it that more items of a turn would be like its last one."""
+    return example + example[-1:] * (most - len(example))
 
 
 def _is_changeable(value: Any, api: Values) -> bool:
