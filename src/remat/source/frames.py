@@ -119,14 +119,16 @@ class Frame:
     def initial(self, values: tuple[Any, ...], step: int, leaves_by: int = 0) -> Any:
         """Return the state before a turn."""
         layout, arrays, others = take_apart(values, self._api, self._numbers)
-        self._refuse_numbers(arrays)
+        if not layout.is_plain:
+            self._refuse_numbers(arrays)
         empty = self._room - len(arrays)
         if empty < 0:
             raise self._at.error(
                 f"its variables hold {len(arrays)} arrays after this turn, with room for "
                 f"{self._room}: they held fewer before"
             )
-        return (*arrays, *([_EMPTY] * empty), Static(step, leaves_by, layout, others))
+        static = Static(step, leaves_by, layout, others)
+        return (*arrays, *([_EMPTY] * empty), static) if empty else (*arrays, static)
 
     def final(self, state: Any) -> tuple[int, Sequence[Any]]:
         """Return how the loop was left, and the values of its variables."""
@@ -140,7 +142,7 @@ class Frame:
         values: Sequence[Any] = static.layout.put_together(state, static.others)
         return values
 
-    def _refuse_numbers(self, arrays: list[Any]) -> None:
+    def _refuse_numbers(self, arrays: Sequence[Any]) -> None:
         if self._numbers:
             return
         for leaf in arrays:

@@ -124,7 +124,7 @@ class Outputs:
             items = collector.stores if output.kind == "store" else collector[output.window :]
             layout, found, others = take_apart(tuple(items), self._api, self._numbers)
             notes.append(_Made(layout, others))
-            arrays += self._filled(place, found)
+            arrays += self._filled(place, list(found))
         self._made.setdefault(step, notes)
         return arrays
 
