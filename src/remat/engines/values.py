@@ -87,9 +87,9 @@ class LoadedValues:
         return np.zeros_like(_plain(leaf))
 
     def nothing(self, like: Any) -> Any:
-        """Return a number of the framework of an array, for a state that has none."""
+        """Return a number to differentiate by, of the framework of an array."""
         if _is_tensor_type(type(like)):
-            return sys.modules["torch"].zeros(())
+            return sys.modules["torch"].zeros((), requires_grad=True)
         return np.zeros(())
 
     def numbered(self, steps: int, like: Any) -> Any:

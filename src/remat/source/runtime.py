@@ -290,9 +290,10 @@ class _Loop:
         outputs = self._outputs(targets, numbers)
         has_arrays = outputs is not None and outputs.has_arrays
         is_bare = self._may_be_bare and not others and layout.structure is None and bool(arrays)
+        needs_one = not any(map(api.is_tracked, arrays))  # outputs are differentiated, then
         frame = (BareFrame if is_bare else Frame)(
             api,
-            room=len(arrays) + spare_room(values, others) + (not arrays),
+            room=len(arrays) + spare_room(values, others) + needs_one,
             numbers=numbers,
             changed=tuple(i for i, name in enumerate(plan.state) if name in plan.changed),
             last=None if math.isinf(self._left) else self._turn + int(self._left),
@@ -303,8 +304,9 @@ class _Loop:
             at=self._runtime.place(plan),
         )
         state = frame.initial(values, self._turn)
-        if not arrays:  # a runner wants something to differentiate
-            state = (api.nothing(self._like), *state[1:])
+        if needs_one:  # a runner plans by what the first step is given
+            place = len(arrays)
+            state = (*state[:place], api.nothing(self._like), *state[place + 1 :])
         return frame, outputs, state
 
     @property
