@@ -87,9 +87,9 @@ class LoadedValues:
         return np.zeros_like(_plain(leaf))
 
     def nothing(self, like: Any) -> Any:
-        """Return a number to differentiate by, of the framework of an array."""
+        """Return a number that is tracked as an array is, for a state that holds nothing tracked."""
         if _is_tensor_type(type(like)):
-            return sys.modules["torch"].zeros((), requires_grad=True)
+            return like.sum() * 0  # (a new leaf would be one that a step has made for itself)
         return np.zeros(())
 
     def numbered(self, steps: int, like: Any) -> Any:

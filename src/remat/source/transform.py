@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 import warnings
 from dataclasses import dataclass, field
@@ -69,14 +68,13 @@ def transform_code(code: CodeType, filename: str, qualified: str) -> Transformed
     if tree is None:
         return Transformed(None, "", {}, ())
     explicit_names(tree, code, qualified)
-    original = copy.deepcopy(tree)
     local = frozenset((*code.co_varnames, *code.co_cellvars))
     arguments = code.co_varnames[: _argument_count(code)]
     found = find_loops(tree, local, arguments)
     plans: dict[ast.AST, LoopPlan] = {n: f for n, f in found.items() if isinstance(f, LoopPlan)}
     refusals = tuple(each for each in found.values() if isinstance(each, Refusal))
     if not plans:
-        return Transformed(None, ast.unparse(original), {}, refusals)
+        return Transformed(None, ast.unparse(tree), {}, refusals)
     rewrite(tree, plans)
     by_number = {plan.number: plan for plan in plans.values()}
     return Transformed(compile_function(tree, code), ast.unparse(tree), by_number, refusals)
