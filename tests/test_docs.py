@@ -1,5 +1,6 @@
 """Every Python block of the README and the docs runs and prints what its comments say."""
 
+import linecache
 import re
 import runpy
 from pathlib import Path
@@ -18,6 +19,12 @@ def _promised(code: str) -> list[str]:
     ]
 
 
+def _findable(code: str, name: str) -> str:
+    """Let the source of functions be found, as that of files is."""
+    linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+    return name
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_python_blocks_of_a_page_print_what_they_say(
     page: Path, capsys: pytest.CaptureFixture[str]
@@ -25,8 +32,8 @@ def test_the_python_blocks_of_a_page_print_what_they_say(
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     assert blocks
     names: dict[str, object] = {"__name__": "__main__"}
-    for block in blocks:
-        exec(compile(block, page.name, "exec"), names)
+    for number, block in enumerate(blocks):
+        exec(compile(block, _findable(block, f"<{page.name} {number}>"), "exec"), names)
         assert capsys.readouterr().out.splitlines() == _promised(block)
 
 
