@@ -2,7 +2,7 @@
 
 The step is the recorded trace of a GPT (benchmarks/traces/gpt.json). `remat.plans.simulate` says
 how many bytes are held while each op runs, forward, recomputed and backward; the seconds are those
-of the trace. The plan of the budget is kept in benchmarks/plans/, because planning takes a while:
+of the trace. The plan of the budget is kept beside the picture, because planning takes a while:
 `python -m benchmarks.pictures --plan` plans anew.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["block_plan", "memory_picture", "write_pictures", "write_plan"]
 _ROOT = Path(__file__).resolve().parents[1]
 PICTURE = _ROOT / "docs" / "images" / "memory.svg"
 TRACE = _ROOT / "benchmarks" / "traces" / "gpt.json"
-PLAN = _ROOT / "benchmarks" / "plans" / "gpt.json"
+PLAN = PICTURE.with_name("memory.plan.json")
 _BUDGET = 0.5  # of the plain peak
 
 Curve = list[tuple[float, float]]  # seconds, bytes

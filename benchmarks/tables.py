@@ -214,6 +214,23 @@ SECTIONS = (
         ),
     ),
     Section(
+        "source_loops",
+        "Plain Python loops",
+        "`remat.checkpoint_loops` on a function with a plain loop, next to `checkpointed_loop` by hand.",
+        (
+            Figure("memory", "", percent, "1000 steps on NumPy, 31 checkpoints: peak, of `grad`'s"),
+            Figure("memory, by hand", "", times, "the same: peak, `checkpointed_loop` = 1"),
+            Figure("time", "", times, "1000 steps on NumPy: time, `checkpointed_loop` = 1"),
+            Figure("time, numbered", "", times, "the same with `for i in range(n)`"),
+            Figure(
+                "time, torch", "", times, "1000 steps on PyTorch: time, `checkpointed_loop` = 1"
+            ),
+            Figure(
+                "transform", "", number, "ms to transform a function of 48 lines with ten loops"
+            ),
+        ),
+    ),
+    Section(
         "schedules",
         "Planning of loops",
         "`remat.schedules` next to the package `checkpoint-schedules` (with numba, where that\n"

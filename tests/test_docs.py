@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import linecache
 import pkgutil
 import re
 import runpy
@@ -24,6 +25,12 @@ def _promised(code: str) -> list[str]:
     ]
 
 
+def _findable(code: str, name: str) -> str:
+    """Let the source of functions be found, as that of files is."""
+    linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+    return name
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_python_blocks_of_a_page_print_what_they_say(
     page: Path, capsys: pytest.CaptureFixture[str]
@@ -31,8 +38,8 @@ def test_the_python_blocks_of_a_page_print_what_they_say(
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     assert blocks
     names: dict[str, object] = {"__name__": "__main__"}
-    for block in blocks:
-        exec(compile(block, page.name, "exec"), names)
+    for number, block in enumerate(blocks):
+        exec(compile(block, _findable(block, f"<{page.name} {number}>"), "exec"), names)
         assert capsys.readouterr().out.splitlines() == _promised(block)
 
 

@@ -34,6 +34,7 @@ NAMES = [
     "adaptive_checkpoint",
     "auto_checkpoint",
     "checkpoint",
+    "checkpoint_loops",
     "checkpoint_segment",
     "checkpoint_sequential",
     "checkpointed_loop",
@@ -44,6 +45,7 @@ NAMES = [
     "frontier",
     "get_memory_savings",
     "grad",
+    "grad_with_checkpointing",
     "is_checkpoint",
     "mark_checkpoint",
     "memory_report",
@@ -51,6 +53,7 @@ NAMES = [
     "plan_loop",
     "policies",
     "should_checkpoint",
+    "steps",
     "value_and_grad",
     "verify",
 ]

@@ -11,6 +11,7 @@ from .api.profiling import CheckpointProfiler
 from .api.scopes import CheckpointNode, CheckpointScope, is_checkpoint, mark_checkpoint, name
 from .api.segments import adaptive_checkpoint, checkpoint, checkpoint_segment
 from .api.sequential import checkpoint_sequential
+from .api.source import checkpoint_loops, grad_with_checkpointing, steps
 from .api.verify import verify
 from .errors import (
     BudgetTooSmallError,
@@ -58,6 +59,7 @@ __all__ = [
     "adaptive_checkpoint",
     "auto_checkpoint",
     "checkpoint",
+    "checkpoint_loops",
     "checkpoint_segment",
     "checkpoint_sequential",
     "checkpointed_loop",
@@ -68,6 +70,7 @@ __all__ = [
     "frontier",
     "get_memory_savings",
     "grad",
+    "grad_with_checkpointing",
     "is_checkpoint",
     "mark_checkpoint",
     "memory_report",
@@ -75,6 +78,7 @@ __all__ = [
     "plan_loop",
     "policies",
     "should_checkpoint",
+    "steps",
     "value_and_grad",
     "verify",
 ]

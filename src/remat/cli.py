@@ -8,6 +8,8 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,9 +18,10 @@ import remat
 
 from .demo import DemoResult, DemoSize, run_demo
 from .reports.plots import can_plot, check_plot_path, plot_memory, plot_schedule
-from .reports.tables import comparison_table, plan_table
+from .reports.tables import comparison_table, plan_table, training_grid
 from .schedules import Disk, LoopPlan, Option
 from .sizes import counted, parse_budget, parse_bytes
+from .training_demo import MODELS, TrainingDemo, run_training_demo
 
 __all__ = ["main"]
 
@@ -28,19 +31,38 @@ examples:
   remat demo                                  see it work: about 20 seconds, and a picture
   remat plan --steps 1000 --checkpoints 31    which schedule, and what it costs
   remat plan --steps 1000 --memory 64MB --state-bytes 1MB --tape-bytes 3MB --plot plan.png
+  remat demo --model gpt --budget 0.4         train a network in 40 % of its memory
+  remat frontier my_project:make_model        memory against time of your own model
 
 "remat COMMAND --help" tells more about a command.
 """
 _DEMO = """\
-Differentiate a long NumPy simulation twice: with an ordinary Python loop, and with
+Without --model: differentiate a long NumPy simulation twice: with an ordinary Python loop, and with
 remat.checkpointed_loop. Each runs in its own process; then memory, time and gradients are
 compared, and a picture shows memory over time.
+
+With --model (needs PyTorch): train a small network for a few steps, plain and with
+remat.auto_checkpoint under a memory budget, and compare memory, time and losses.
 """
 _DEMO_EXAMPLES = """\
 examples:
   remat demo
   remat demo --steps 3000 --size 64 --checkpoints 20 --output memory.png
   remat demo --json --no-plot
+  remat demo --model gpt --budget 0.3
+"""
+_FRONTIER = """\
+Peak memory against time for every budget, from one recorded pass of a model of your own.
+
+TARGET is module:function. The function takes no argument and returns the model and its inputs:
+(model, x), (model, (x, y)), or (model, {"input_ids": x}). The module is looked for in the current
+folder, too. The model's result is differentiated as a sum.
+"""
+_FRONTIER_EXAMPLES = """\
+examples:
+  remat frontier my_project.models:make_model
+  remat frontier my_project.models:make_model --plot frontier.png
+  remat frontier my_project.models:make_model --json
 """
 _PLAN = """\
 Compare the schedules for a loop: how often a step is evaluated, and what is held at most.
@@ -126,6 +148,12 @@ def _parser() -> argparse.ArgumentParser:
         **_texts(_PLAN, _PLAN_EXAMPLES),
     )
     _add_plan_options(plan)
+    frontier = commands.add_parser(
+        "frontier",
+        help="memory against time of your own model",
+        **_texts(_FRONTIER, _FRONTIER_EXAMPLES),
+    )
+    _add_frontier_options(frontier)
     return parser
 
 
@@ -168,8 +196,23 @@ def _add_demo_options(parser: argparse.ArgumentParser) -> None:
         help=_default("picture, .png, .svg or .pdf"),
     )
     add("--no-plot", action="store_true", help="draw no picture")
+    add("--model", choices=MODELS, help="train this network under a budget instead")
+    add(
+        "--budget",
+        type=_size_or_fraction,
+        metavar="SHARE",
+        help="with --model: the share of the plain peak (default: 0.4)",
+    )
     add("--json", action="store_true", help="print only JSON on stdout; progress is on stderr")
     parser.set_defaults(run=_demo)
+
+
+def _add_frontier_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("target", metavar="TARGET", help="module:function that makes the model and its inputs")
+    add("--plot", metavar="FILE", help="draw the curve: .png, .svg or .pdf")
+    add("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_frontier)
 
 
 def _add_plan_options(parser: argparse.ArgumentParser) -> None:
@@ -258,6 +301,11 @@ def _cost(text: str) -> float:
 def _demo(arguments: argparse.Namespace) -> None:
     wanted = not arguments.no_plot
     target = check_plot_path(arguments.output) if wanted else None
+    if arguments.model is not None:
+        _train(arguments, target)
+        return
+    if arguments.budget is not None:
+        raise ValueError(f"--budget {arguments.budget} needs --model: the network to train")
     size = DemoSize(arguments.steps, arguments.size, arguments.checkpoints)
     result = run_demo(size)
     picture = None
@@ -273,6 +321,67 @@ def _demo(arguments: argparse.Namespace) -> None:
         print(f"Memory over time: {picture}")
     elif wanted:
         print('For a picture of memory over time: pip install "remat[plot]"')
+
+
+def _train(arguments: argparse.Namespace, target: Path | None) -> None:
+    """Train a network plain and under a budget."""
+    budget = 0.4 if arguments.budget is None else arguments.budget
+    if not isinstance(budget, float):
+        raise ValueError(f"--budget is a share of the plain peak such as 0.4, got {budget}")
+    result = run_training_demo(TrainingDemo(arguments.model, budget))
+    picture = None
+    if target is not None and can_plot():
+        passes = [result.plain, result.budgeted]
+        title = f"Training {arguments.model}: memory over a few steps"
+        picture = plot_memory(passes, target, title=title, budget=result.budget_bytes)
+    if arguments.json:
+        _print_json({**result.as_dict(), "plot": str(picture) if picture else None})
+        return
+    print(training_grid(result.plain, result.budgeted, result.budget_bytes).text(), end="")
+    same = "the same losses, bit for bit" if not result.loss_difference else "other losses"
+    print(f"{arguments.model}: {same} (largest difference {result.loss_difference:g}).")
+    if picture:
+        print(f"Memory over time: {picture}")
+
+
+# -- remat frontier ----------------------------------------------------------------------------
+
+
+def _frontier(arguments: argparse.Namespace) -> None:
+    if arguments.plot is not None:
+        check_plot_path(arguments.plot)
+    model, args, kwargs = _made_by(arguments.target)
+    curve = remat.frontier(model, *args, **kwargs)
+    picture = None if arguments.plot is None else curve.plot(arguments.plot)
+    if arguments.json:
+        _print_json({**curve.to_json(), "plot": str(picture) if picture else None})
+        return
+    print(curve.table(), end="")
+    if picture:
+        print(f"The curve: {picture}")
+
+
+def _made_by(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Import "module:function", call it, and return the model and its arguments."""
+    module, colon, name = target.partition(":")
+    if not (module and colon and name):
+        raise ValueError(f"TARGET is module:function, such as my_project:make_model, got {target}")
+    sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(import_module(module), name)
+    except ImportError as error:
+        raise ValueError(f"{module} cannot be imported: {error}") from None
+    except AttributeError:
+        raise ValueError(f"{module} has no {name}") from None
+    finally:
+        sys.path.remove(os.getcwd())
+    made = function()
+    if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]):
+        raise TypeError(f"{target}() returns (model, inputs), got {type(made).__name__}")
+    model, inputs = made
+    if isinstance(inputs, dict):
+        return model, (), inputs
+    return model, inputs if isinstance(inputs, tuple) else (inputs,), {}
 
 
 def _show_demo(result: DemoResult) -> None:

@@ -16,7 +16,7 @@ from ..schedules.strategies import Limited, any_schedule, thorough
 
 
 class Counter:
-    """Verbs over numbers; notes every evaluation as (kind, step)."""
+    """StepOperations over numbers; notes every evaluation as (kind, step)."""
 
     def __init__(self, spoil: int | None = None, *, records_runs: bool = False) -> None:
         self.log: list[tuple[str, int]] = []
@@ -38,7 +38,7 @@ class Counter:
         assert isinstance(state, list)
         return state[0]
 
-    def rest(self, state):
+    def hold_final(self, state):
         return state[0]
 
     def resume(self, held):
@@ -58,7 +58,7 @@ class Counter:
     def after(self, recorded):
         return recorded[1]
 
-    def step_back(self, recorded, gradient, start):
+    def backward_steps(self, recorded, gradient, start):
         assert recorded[0] % 1000 == start
         stop = recorded[1] % 1000
         return [*gradient, *reversed(range(start, stop))]
@@ -99,8 +99,8 @@ class Watch:
 @thorough
 def test_any_schedule_goes_back_through_every_step_once(drawn: Limited, records_runs) -> None:
     steps = drawn.schedule.steps
-    verbs, watch = Counter(records_runs=records_runs), Watch()
-    run = LoopRun(verbs, 0, steps, watcher=watch)
+    operations, watch = Counter(records_runs=records_runs), Watch()
+    run = LoopRun(operations, 0, steps, watcher=watch)
     final = run.forward(drawn.schedule)
     assert final == steps
     # (The last tape is at work, and not among the held ones.)
@@ -110,7 +110,7 @@ def test_any_schedule_goes_back_through_every_step_once(drawn: Limited, records_
     assert watch.held == {*(("state", p) for p in run.positions), *(("tape", k) for k in tapes)}
     assert run.backward([]) == list(reversed(range(steps)))
     assert watch.held == set()
-    assert run.evaluations == drawn.schedule.evaluations == len(verbs.log)
+    assert run.evaluations == drawn.schedule.evaluations == len(operations.log)
     assert run.positions == []
     assert watch.counts == {
         "forward": steps,
@@ -125,12 +125,12 @@ def test_a_first_step_that_was_recorded_is_not_run_again(drawn: Limited, records
     steps = drawn.schedule.steps
     if steps == 0:
         return
-    verbs = Counter(records_runs=records_runs)
-    first = verbs.record(0, 0, 1)
-    run = LoopRun(verbs, 0, steps, first=first)
+    operations = Counter(records_runs=records_runs)
+    first = operations.record(0, 0, 1)
+    run = LoopRun(operations, 0, steps, first=first)
     assert run.forward(drawn.schedule) == steps
     assert run.backward([]) == list(reversed(range(steps)))
-    assert len(verbs.log) == run.evaluations == drawn.schedule.evaluations
+    assert len(operations.log) == run.evaluations == drawn.schedule.evaluations
 
 
 @pytest.mark.parametrize(
@@ -139,22 +139,22 @@ def test_a_first_step_that_was_recorded_is_not_run_again(drawn: Limited, records
 def test_one_evaluation_that_differs_is_caught_or_is_the_truth(schedule) -> None:
     """Spoil each evaluation in turn: either the runner raises, or all recordings fit together."""
     for spoiled in range(schedule.evaluations):
-        verbs = Counter(spoiled)
-        run = LoopRun(verbs, 0, 9)
+        operations = Counter(spoiled)
+        run = LoopRun(operations, 0, 9)
         final = run.forward(schedule)
         try:
             run.backward([])
         except RecomputeMismatchError:
             continue
         # Nobody raised: then the step was run just once, and its result is the truth.
-        step = verbs.log[spoiled][1]
-        assert sum(1 for _, other in verbs.log if other == step) == 1
+        step = operations.log[spoiled][1]
+        assert sum(1 for _, other in operations.log if other == step) == 1
         assert final == 1009
 
 
 def test_the_error_names_the_steps_that_were_run_again() -> None:
-    verbs = Counter(spoil=9)  # the first evaluation after the sweep
-    run = LoopRun(verbs, 0, 9)
+    operations = Counter(spoil=9)  # the first evaluation after the sweep
+    run = LoopRun(operations, 0, 9)
     run.forward(Uniform(9, 2))
     with pytest.raises(RecomputeMismatchError, match=r"steps 6 to 7 .* before step 8"):
         run.backward([])
@@ -163,47 +163,47 @@ def test_the_error_names_the_steps_that_were_run_again() -> None:
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 10, 57])
 @pytest.mark.parametrize("slots", [0, 1, 2, 5])
 def test_a_loop_of_unknown_length(steps, slots) -> None:
-    verbs = Counter()
-    run = LoopRun(verbs, 0, 0)
+    operations = Counter()
+    run = LoopRun(operations, 0, 0)
     online = Online(slots)
     final, found = run.forward_while(online.forward(), lambda state: state[0] < steps)
     assert (final, found) == (steps, steps)
-    assert [step for _, step in verbs.log] == list(range(steps))
+    assert [step for _, step in operations.log] == list(range(steps))
     assert len(run.positions) <= slots
     assert all(run.held(position) == position for position in run.positions)
     way_back = online.backward(steps, run.positions)
     assert run.backward([], way_back, final) == list(reversed(range(steps)))
-    assert run.evaluations == len(verbs.log)
+    assert run.evaluations == len(operations.log)
 
 
 def test_a_change_after_the_sweep_of_a_loop_of_unknown_length_is_caught() -> None:
     for spoiled in itertools.count(12):
-        verbs = Counter(spoiled)
-        run = LoopRun(verbs, 0, 0)
+        operations = Counter(spoiled)
+        run = LoopRun(operations, 0, 0)
         final, _ = run.forward_while(Online(2).forward(), lambda state: state[0] < 12)
         way_back = Online(2).backward(12, run.positions)
         try:
             run.backward([], way_back, final)
         except RecomputeMismatchError:
             continue
-        assert spoiled >= len(verbs.log)  # nothing was spoiled
+        assert spoiled >= len(operations.log)  # nothing was spoiled
         break
 
 
 def test_the_golden_order_of_a_small_run() -> None:
-    verbs = Counter()
-    run = LoopRun(verbs, 0, 4)
+    operations = Counter()
+    run = LoopRun(operations, 0, 4)
     run.forward(Revolve(4, 1))
-    assert verbs.log == [("run", 0), ("run", 1), ("run", 2), ("tape", 3)]
+    assert operations.log == [("run", 0), ("run", 1), ("run", 2), ("tape", 3)]
     assert run.positions == [2]
     assert run.held(2) == 2
     run.backward([])
-    assert verbs.log[4:] == [("tape", 2), ("run", 0), ("tape", 1), ("tape", 0)]
+    assert operations.log[4:] == [("tape", 2), ("run", 0), ("tape", 1), ("tape", 0)]
 
 
 def test_holding_everything_runs_everything_once() -> None:
-    verbs = Counter()
-    run = LoopRun(verbs, 0, 5)
+    operations = Counter()
+    run = LoopRun(operations, 0, 5)
     run.forward(StoreAll(5))
     run.backward([])
-    assert verbs.log == [("tape", step) for step in range(5)]
+    assert operations.log == [("tape", step) for step in range(5)]

@@ -1,10 +1,10 @@
 import pytest
 
-from remat.stores import clerk
+from remat.stores import async_writer
 
 
 @pytest.fixture(autouse=True)
 def in_the_background(request, monkeypatch) -> None:
     """Have small checkpoints of tests dealt with as large ones are; not with the mark `at_once`."""
     if "at_once" not in request.keywords:
-        monkeypatch.setattr(clerk, "_SMALL", -1)
+        monkeypatch.setattr(async_writer, "_SMALL", -1)

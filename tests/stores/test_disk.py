@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from remat.engines.numpy.arrays import NumpyArrays
 from remat.engines.torch.arrays import TorchArrays
-from remat.stores import DiskStore, clerk, files
+from remat.stores import DiskStore, async_writer, files
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> DiskStore:
 
 def settled(shelf) -> None:
     """Wait until the thread has nothing to do."""
-    shelf._clerk._wait_while(lambda: shelf._clerk._unfinished > 0)
+    shelf._writer._wait_while(lambda: shelf._writer._unfinished > 0)
 
 
 def test_bit_for_bit(store: DiskStore) -> None:
@@ -112,9 +112,9 @@ def test_any_order_of_calls_is_that_of_a_dict(tmp_path_factory, calls) -> None:
         assert sorted(shelf) == sorted(known)
         assert shelf.nbytes == 24 * len(known)
     settled(shelf)
-    assert len(list(Path(shelf._clerk.folder.path).glob("*.checkpoint"))) == len(known)
+    assert len(list(Path(shelf._writer.folder.path).glob("*.checkpoint"))) == len(known)
     shelf.close()
-    assert not os.path.exists(shelf._clerk.folder.path)
+    assert not os.path.exists(shelf._writer.folder.path)
 
 
 def test_only_the_owner_may_look(store: DiskStore, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ class Gate:
         self.passes = threading.Semaphore(0)
         self.started = threading.Semaphore(0)
         self.written = 0
-        real = clerk.write_file
+        real = async_writer.write_file
 
         def write_file(*args):
             self.started.release()
@@ -160,7 +160,7 @@ class Gate:
             self.written += 1
             return real(*args)
 
-        monkeypatch.setattr(clerk, "write_file", write_file)
+        monkeypatch.setattr(async_writer, "write_file", write_file)
 
 
 def test_what_is_not_written_yet_comes_from_memory(store, monkeypatch) -> None:
@@ -216,15 +216,15 @@ def test_a_checkpoint_that_is_dropped_before_its_turn_is_not_written(store, monk
     shelf.close()
 
 
-def test_the_nearest_one_below_is_read_ahead_and_no_other(store, monkeypatch) -> None:
+def test_the_nearest_one_below_is_prefetch_and_no_other(store, monkeypatch) -> None:
     read = []
-    real = clerk.read_file
+    real = async_writer.read_file
 
     def read_file(path, *rest):
         read.append((int(Path(path).stem), threading.current_thread() is threading.main_thread()))
         return real(path, *rest)
 
-    monkeypatch.setattr(clerk, "read_file", read_file)
+    monkeypatch.setattr(async_writer, "read_file", read_file)
     shelf = store.open(NumpyArrays())
     for key in range(0, 10, 2):
         shelf.put(key, [np.full(100, key)])

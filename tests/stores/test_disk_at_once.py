@@ -13,7 +13,7 @@ import pytest
 
 from remat import StoreError
 from remat.engines.numpy.arrays import NumpyArrays
-from remat.stores import DiskStore, clerk
+from remat.stores import DiskStore, async_writer
 
 pytestmark = pytest.mark.at_once
 
@@ -33,7 +33,8 @@ def files_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size >= 80]
 
 
-def test_there_is_no_thread_and_nothing_waits(shelf, tmp_path: Path) -> None:
+def test_there_is_no_thread_and_nothing_waits(shelf, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(async_writer, "_SLOW", 1e9)  # however busy the disk is
     known = {key: np.random.default_rng(key).random(10) for key in range(5)}
     for key, array in known.items():
         shelf.put(key, [array])
@@ -58,19 +59,19 @@ def test_large_ones_among_them_are_left_to_the_thread(shelf) -> None:
 
 
 def test_a_slow_disk_is_left_to_the_thread(shelf, monkeypatch) -> None:
-    write, waited = clerk.write_file, []
+    write, waited = async_writer.write_file, []
 
     def slowly(*args):
         waited.append(threading.current_thread().name)
-        time.sleep(2 * clerk._SLOW)
+        time.sleep(2 * async_writer._SLOW)
         return write(*args)
 
-    monkeypatch.setattr(clerk, "write_file", slowly)
+    monkeypatch.setattr(async_writer, "write_file", slowly)
     for key in range(3):
         shelf.put(key, [np.full(10, float(key))])
     for key in (2, 1, 0):
         assert shelf.get(key)[0][0] == key
-    shelf._clerk._wait_while(lambda: shelf._clerk._unfinished > 0)
+    shelf._writer._wait_while(lambda: shelf._writer._unfinished > 0)
     assert waited == [threading.main_thread().name, "remat disk store", "remat disk store"]
 
 
@@ -82,7 +83,7 @@ def test_what_the_disk_refuses_is_told_at_once(shelf, monkeypatch) -> None:
     monkeypatch.setattr(os, "write", refuse)
     with pytest.raises(StoreError, match="the disk is full"):
         shelf.put(1, [np.ones(10)])
-    assert not shelf._clerk._waiting
+    assert not shelf._writer._waiting
 
 
 def test_an_interrupt_is_an_interrupt(tmp_path: Path, monkeypatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from remat.engines.numpy.arrays import NumpyArrays
 from remat.errors import StoreError
-from remat.stores import DiskStore, clerk, files
+from remat.stores import DiskStore, async_writer, files
 
 from .test_disk import settled
 
@@ -83,7 +83,7 @@ def test_a_damaged_file_is_found_out(shelf, damage) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_that_is_read_ahead_is_found_out(shelf, damage) -> None:
+def test_a_damaged_file_that_is_prefetch_is_found_out(shelf, damage) -> None:
     file, _ = written(shelf, 1, 2)
     words = damage(file)
     if damage is not remove_the_folder:
@@ -158,7 +158,7 @@ def test_another_error_in_the_background_is_told_as_well(shelf, monkeypatch) -> 
     def write_file(*args: object) -> int:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(clerk, "write_file", write_file)
+    monkeypatch.setattr(async_writer, "write_file", write_file)
     written(shelf, 1)
     with pytest.raises(StoreError, match=r"could not be stored on disk: MemoryError\('no room'\)"):
         shelf.get(1)
@@ -200,7 +200,7 @@ def test_free_space_is_looked_at_before_a_write(shelf, monkeypatch, tmp_path) ->
 
 
 def test_files_that_are_about_to_go_count_as_free(shelf, monkeypatch) -> None:
-    folder = Path(shelf._clerk.folder.path)
+    folder = Path(shelf._writer.folder.path)
 
     def disk_usage(path: str) -> Usage:  # a disk with room for two
         used = sum(file.stat().st_size for file in folder.glob("*.checkpoint"))

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from remat.engines.numpy.arrays import NumpyArrays
-from remat.stores import DiskStore, clerk
+from remat.errors import StoreError
+from remat.stores import DiskStore, async_writer, folders
 
 from .test_disk import settled
 
@@ -222,25 +223,25 @@ def test_a_shelf_that_nobody_refers_to_is_gone_at_once(tmp_path: Path) -> None:
             shelf.put(key, [array])
         settled(shelf)
         shelf.get(3)
-        clerk_seen = weakref.ref(shelf._clerk)
+        writer_seen = weakref.ref(shelf._writer)
         del shelf, array
         assert list(tmp_path.iterdir()) == []
         assert seen() is None
-        assert clerk_seen() is None
+        assert writer_seen() is None
     finally:
         gc.enable()
 
 
 def test_closing_frees_what_waits(tmp_path: Path, monkeypatch) -> None:
     started, go_on = threading.Event(), threading.Event()
-    real = clerk.write_file
+    real = async_writer.write_file
 
     def write_file(*args):
         started.set()
         assert go_on.wait(20)
         return real(*args)
 
-    monkeypatch.setattr(clerk, "write_file", write_file)
+    monkeypatch.setattr(async_writer, "write_file", write_file)
     shelf = DiskStore(tmp_path).open(NumpyArrays())
     arrays = [np.ones(10), np.ones(10)]
     seen = [weakref.ref(array) for array in arrays]
@@ -257,7 +258,7 @@ def test_closing_frees_what_waits(tmp_path: Path, monkeypatch) -> None:
 
 def test_a_shelf_that_is_collected_by_its_own_thread(tmp_path: Path, monkeypatch) -> None:
     collected = threading.Event()
-    real = clerk.write_file
+    real = async_writer.write_file
 
     def write_file(*args):
         done = real(*args)
@@ -267,13 +268,13 @@ def test_a_shelf_that_is_collected_by_its_own_thread(tmp_path: Path, monkeypatch
         return done
 
     gone = threading.Event()
-    monkeypatch.setattr(clerk, "write_file", write_file)
+    monkeypatch.setattr(async_writer, "write_file", write_file)
     gc.disable()
     try:
         shelf = DiskStore(tmp_path).open(NumpyArrays())
         shelf.me = shelf
         shelf.put(0, [np.ones(3)])
-        thread = shelf._clerk._thread
+        thread = shelf._writer._thread
         del shelf
         gone.set()
         assert collected.wait(20)
@@ -294,3 +295,67 @@ def test_many_shelves_leave_no_open_files(tmp_path: Path) -> None:
         shelf.get(0)
         shelf.close()
     assert descriptors() == before
+
+
+# -- in this process: what a fork, another user or Windows would see -----------------------------
+
+
+def test_a_shelf_of_another_process_is_neither_used_nor_removed(
+    tmp_path: Path, monkeypatch
+) -> None:
+    shelf = DiskStore(tmp_path).open(NumpyArrays())
+    shelf.put(0, [np.ones(3)])
+    settled(shelf)
+    folder = Path(shelf._writer.folder.path)
+    with monkeypatch.context() as other:
+        other.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(StoreError, match="is a fork"):
+            shelf.get(0)
+        shelf.drop(0)
+        shelf._writer.close()
+    assert len(list(folder.glob("*.checkpoint"))) == 1
+    shelf.close()
+    assert not folder.exists()
+
+
+def test_a_second_close_does_nothing(tmp_path: Path) -> None:
+    shelf = DiskStore(tmp_path).open(NumpyArrays())
+    shelf._writer.close()
+    shelf._writer.close()
+    shelf.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_somebody_else_keeps_its_folder(tmp_path: Path) -> None:
+    shelf = DiskStore(tmp_path).open(NumpyArrays())
+    shelf.put(0, [np.ones(3)])
+    other = Path(shelf._writer.folder.path) / "notes.txt"
+    other.write_text("mine")
+    shelf.close()
+    assert [path.name for path in other.parent.iterdir()] == ["notes.txt"]
+
+
+def test_without_file_locks_nothing_is_removed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(folders, "fcntl", None)
+    (tmp_path / "remat-1-abc").mkdir()
+    (tmp_path / "remat-1-abc" / "owner").write_bytes(b"")
+    shelf = DiskStore(tmp_path).open(NumpyArrays())
+    shelf.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["remat-1-abc"]
+
+
+def test_the_folder_of_another_user_stays(tmp_path: Path, monkeypatch) -> None:
+    abandoned = tmp_path / "remat-1-abc"
+    abandoned.mkdir()
+    (abandoned / "owner").write_bytes(folders._here())
+    monkeypatch.setattr(os, "geteuid", lambda: os.stat(tmp_path).st_uid + 1)
+    DiskStore(tmp_path).open(NumpyArrays()).close()
+    assert abandoned.exists()
+    monkeypatch.undo()
+    DiskStore(tmp_path).open(NumpyArrays()).close()
+    assert not abandoned.exists()
+
+
+def test_the_free_space_of_a_directory_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="another directory"):
+        DiskStore(tmp_path / "gone").free_bytes()

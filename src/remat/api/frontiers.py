@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..engines.locate import engine_with_scopes
 from ..plans import Plan, Trace
 from ..reports.budget import MemoryReport
+from ..reports.tables import Grid
 from ..sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -53,27 +53,24 @@ class Frontier:
         return plan_trace(self.trace, memory_budget)
 
     def table(self) -> str:
-        """Return the curve as text, the knee marked."""
-        from rich.console import Console  # noqa: PLC0415  (only if it is used)
-        from rich.table import Table  # noqa: PLC0415
+        """Return the curve as text."""
+        return self._grid().text()
 
-        table = Table(title="Peak memory against time", title_justify="left")
-        for heading in ("peak memory", "of plain", "time"):
-            table.add_column(heading, justify="right")
-        for point in self._shown():
-            table.add_row(
+    def _grid(self) -> Grid:
+        rows = [
+            (
                 format_bytes(point.peak_bytes),
                 f"{point.peak_bytes / max(1, self.plain_peak_bytes):.0%}",
                 f"{self.slowdown(point):.2f} x",
-                style="bold" if point is self.knee else None,
             )
-        page = io.StringIO()
-        Console(file=page, width=80, color_system=None).print(table)
-        knee = self.knee
-        return page.getvalue() + (
-            f"knee: memory_budget={format_bytes(knee.peak_bytes)!r} at "
-            f"{self.slowdown(knee):.2f} x the time of a plain pass\n"
+            for point in self._shown()
+        ]
+        knee = (
+            f"knee: memory_budget={format_bytes(self.knee.peak_bytes)!r} at "
+            f"{self.slowdown(self.knee):.2f} x the time of a plain pass"
         )
+        headings = ("peak memory", "of plain", "time")
+        return Grid("Peak memory against time", headings, rows, notes=[knee])
 
     def _shown(self) -> list[FrontierPoint]:
         """Return about twenty points, evenly over the memory, with both ends and the knee."""
@@ -114,7 +111,7 @@ class Frontier:
         )
 
     def _repr_html_(self) -> str:
-        return f"<pre>{self.table()}</pre>"
+        return self._grid().html()
 
 
 def frontier(model_or_function: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Frontier:

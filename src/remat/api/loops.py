@@ -31,20 +31,20 @@ def checkpointed_loop(
     """Apply `func` to a state `seq_length` times, and hold only a few of the states.
 
     Inside a function that is differentiated the gradient is exact, also with respect to what
-    `func` closes over; the states between the checkpoints are computed again on the way back.
+    `func` closes over; the states between the checkpoints are recomputed in backward.
 
     Args:
         func: One step, from state to state. A state is any pytree with an array in it; its
             structure stays the same from step to step, shapes may change.
         initial_state: The state before step 0. It is never modified.
         seq_length: The number of steps.
-        num_checkpoints: How many states may be held, by default the root of `seq_length`.
+        num_checkpoints: How many states may be held, by default floor(sqrt(seq_length)).
         memory_budget: The peak of the whole pass instead: bytes, text such as "64MB", or a
             fraction of what it would take without checkpointing.
         schedule: "auto" measures a step and takes the best schedule for the room that
             `num_checkpoints` states take; "revolve" and "uniform" hold states only, "all" holds
             every step's tape.
-        store: Where states rest: "memory", rounded to "bfloat16" or "float16" (half the bytes,
+        store: Where states are held: "memory", rounded to "bfloat16" or "float16" (half the bytes,
             and gradients that are no longer exact), or "disk". With "disk" and "auto" the
             `num_checkpoints` states in memory are joined by as many on disk as pay off.
         progress: Show a progress bar on standard error.
@@ -53,8 +53,8 @@ def checkpointed_loop(
         The final state, and a dict from positions p to the state before step p that is held at
         the end of the first sweep. Outside of differentiation it holds `num_checkpoints` states;
         inside, what the schedule holds at that time ("auto" may hold tapes in their place), and
-        no gradient flows through it. Those in a store, and on PyTorch all that a backward pass
-        will use, are fetched when they are looked at, and gone after that pass.
+        no gradient flows through it. Those in a store, and all that a backward pass will use, are
+        fetched when they are looked at, and gone after that pass.
 
     >>> import numpy as np
     >>> W = np.eye(3) * 0.9

@@ -7,11 +7,12 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Protocol, cast
 
 from .. import trees
 from ..errors import UnsupportedError
+from ..introspect import names_in, references
 from ..observers import Observer
 from ..segments import SegmentOptions
 from ..stores import Arrays
@@ -97,15 +98,15 @@ class ScopeEngine(Protocol):
         """Let the forward pass of a model keep to a budget; return the model."""
 
 
-# The array type that tells a framework, looked up only if the framework has been imported.
+# The array type of each framework, looked up only if the framework has been imported.
 _FOREIGN = {"torch": "Tensor", "jax": "Array"}
 
 
 def engine_for(leaves: Iterable[Any], function: Any = None) -> Engine:
     """Return the engine for these values: NumPy unless one of them belongs to another framework.
 
-    If no value tells, the `function` that gets them may: a module, what closes over tensors, or
-    what refers to functions of a framework.
+    If no value belongs to one, the `function` that gets them may: a module, or a function that
+    closes over tensors or refers to functions of a framework.
     """
     leaves = list(leaves)
     for framework in _FOREIGN:
@@ -118,7 +119,7 @@ def engine_for(leaves: Iterable[Any], function: Any = None) -> Engine:
 def engine_of_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Engine:
-    """Return the engine for a call; a tensor among the arguments is seen at once."""
+    """Return the engine for a call; a tensor among the arguments decides quickly."""
     tensor = _array_type("torch")
     if tensor is not None:
         for arg in args:
@@ -174,7 +175,7 @@ def _is_of_torch(function: Any, leaves: list[Any]) -> bool:
         return False
     if isinstance(function, module) or isinstance(getattr(function, "__self__", None), module):
         return True
-    # Arrays tell: nobody has to guess.
+    # Arrays decide.
     if any(hasattr(leaf, "dtype") for leaf in leaves):
         return False
     nearby = list(_reach(function))
@@ -217,32 +218,23 @@ def _undecorated(value: Any) -> Any:
     return inspect.unwrap(value) if is_wrapper else value
 
 
-def _nearby(function: Any) -> Iterator[Any]:
-    """Generate what a function refers to directly."""
-    if isinstance(function, functools.partial):
-        yield from (function.func, *function.args, *function.keywords.values())
-        yield from _nearby(function.func)
+def _nearby(value: Any) -> Iterator[Any]:
+    """Generate what a function refers to directly, through partials and methods.
+
+    Of the object of a method, those are the values of its attributes.
+    """
+    if not isinstance(value, FunctionType | MethodType | functools.partial):
         return
-    owner = getattr(function, "__self__", None)
-    yield from (owner, *getattr(owner, "__dict__", {}).values())
-    function = getattr(function, "__func__", function)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # a name that has no value yet
-            continue
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    for name in _names(code):  # a function may import a module by itself
-        yield function.__globals__.get(name, sys.modules.get(name))
+    for found, _ in references(value, _never):
+        yield from found if isinstance(found, tuple) else (found,)
+        if isinstance(value, MethodType) and found is value.__self__:
+            yield from getattr(found, "__dict__", {}).values()
+        elif not isinstance(value, FunctionType):
+            yield from _nearby(found)
+    if isinstance(value, FunctionType):  # which may import a module by itself
+        names = names_in(value.__code__) - value.__globals__.keys()
+        yield from (sys.modules[name] for name in names if name in sys.modules)
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """Generate the global names that some code uses, with that of functions defined inside."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
+def _never(value: Any) -> bool:
+    return False

@@ -1,26 +1,31 @@
-"""Runs a schedule over an engine's verbs; knows no engine."""
+"""Runs a schedule over an engine's operations; knows no engine."""
 
-from .accounts import Account, LoopTales, is_inside_a_region
+from .accounts import Account, LoopEvents, is_inside_a_region
 from .checkpoints import checkpoints_of
-from .lengths import KnownLength, Length, Progress, UnknownLength
+from .lengths import KnownLength, Length, UnknownLength
+from .lifecycle import LoopPass
 from .options import Budget, LoopOptions, Measured, ScheduleName
 from .outputs import StepOutputs, state_and_output
-from .runner import LoopRun, Verbs, Watcher
+from .protocols import LoopSteps, PassSteps, Progress, StepOperations, Watcher
+from .runner import LoopRun
 
 __all__ = [
     "Account",
     "Budget",
     "KnownLength",
     "Length",
+    "LoopEvents",
     "LoopOptions",
+    "LoopPass",
     "LoopRun",
-    "LoopTales",
+    "LoopSteps",
     "Measured",
+    "PassSteps",
     "Progress",
     "ScheduleName",
+    "StepOperations",
     "StepOutputs",
     "UnknownLength",
-    "Verbs",
     "Watcher",
     "checkpoints_of",
     "is_inside_a_region",

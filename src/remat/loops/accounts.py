@@ -1,14 +1,14 @@
-"""What a region that is run again as a whole tells those who watch it.
+"""Memory accounting of a region that is run again as a whole, for profilers.
 
 Four rules:
-1. Told is what the pass itself has made: arrays that go in and were made in the same pass, what
-   the region makes, and what it keeps. What the caller brings is his own.
-2. What a plain pass would hold is known from a recorded run, weighed. So whoever is watched is
-   recorded already on the way ahead: that is its *rehearsal*. Regions inside a rehearsal tell
-   nothing but their weight: without anybody watching they would just be called.
-3. A region that runs inside another one stands on its tape, with its inputs, its results and
-   what it keeps. Whoever watches both is told of the outer one's tape, and not again.
-4. Whatever was told to be held is taken back when the region is gone: when autograd's graph is.
+1. Reported is what the pass itself has made: inputs that were made in the same pass, what the
+   region makes, and what it keeps. The caller's own arrays are not counted.
+2. What a plain pass would hold is measured in a recorded run. So with a profiler a region is
+   recorded already in the forward pass: its *rehearsal*. Regions inside a rehearsal report their
+   size only, because without a profiler they would just be called.
+3. A region that runs inside another one is part of its tape, with its inputs, its results and what
+   it keeps. A profiler of both gets the outer one's tape, and the inner one is not counted again.
+4. Everything reported as held is reported as freed when autograd frees the graph of the region.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..observers import Observer, observed_by, observers
-from .runner import Watcher as LoopWatcher
+from .protocols import Watcher as LoopWatcher
 
-__all__ = ["Account", "LoopTales", "is_inside_a_region"]
+__all__ = ["Account", "LoopEvents", "is_inside_a_region"]
 
 
 class _Threads(threading.local):
@@ -38,7 +38,7 @@ def is_inside_a_region() -> bool:
 
 
 class Account:
-    """What one region tells; with nobody watching it says nothing, and costs as little."""
+    """The account of one region; without a profiler it does nothing."""
 
     def __init__(self) -> None:
         outer = _threads.account
@@ -47,12 +47,12 @@ class Account:
         is_rehearsed = outer is not None and outer._is_rehearsing
         self.observers: tuple[Observer, ...] = () if is_rehearsed else observers()
         known = () if outer is None else outer.observers
-        self._strangers = tuple(w for w in self.observers if w not in known)
+        self._direct_observers = tuple(w for w in self.observers if w not in known)
         self.must_weigh = is_rehearsed or bool(self.observers)
         self._inner_excess = 0
         self._numbers: list[int] = []
-        self._told_plain: list[Hashable] = []
-        self._told_held: dict[Hashable, tuple[Observer, ...]] = {}
+        self._reported_plain: list[Hashable] = []
+        self._reported_held: dict[Hashable, tuple[Observer, ...]] = {}
         self._kept: dict[Hashable, int] = {}  # on the tape of the region around
         self._forward: dict[Hashable, int] = {}  # held since the forward pass
         self._forward_bytes = self._forward_peak = 0
@@ -78,37 +78,37 @@ class Account:
         return self._inner_excess
 
     def weighed(self, nbytes: int, arrays: Mapping[Hashable, int]) -> None:
-        """Tell what a plain pass would hold from now on: bytes, and the memory of arrays."""
+        """Report what a plain pass would hold from now on: bytes, and the memory of arrays."""
         if self._outer is not None:
             self._outer._inner_excess += nbytes
         things: dict[Hashable, int] = {object(): nbytes, **arrays}
         for observer, number in zip(self.observers, self._numbers, strict=True):
             observer.kept(number, plain=sum(things.values()))
         for key, size in things.items():
-            self._told_plain.append(key)
-            for observer in self._strangers:
+            self._reported_plain.append(key)
+            for observer in self._direct_observers:
                 observer.would_hold(key, size)
 
     def keeps_arrays(self, arrays: Mapping[Hashable, int]) -> None:
-        """Tell which arrays are held from the way ahead on; a plain pass would hold them, too."""
+        """Report arrays that are held from the forward pass on; a plain pass holds them, too."""
         for key, size in arrays.items():
-            self._hold(key, size, self._strangers, forward=True)
+            self._hold(key, size, self._direct_observers, forward=True)
 
     def keeps(self, key: Hashable, size: int) -> None:
-        """Tell what else is held from the way ahead on."""
-        if self._hold(key, size, self._strangers, forward=True) and self._outer is not None:
+        """Report what else is held from the forward pass on."""
+        if self._hold(key, size, self._direct_observers, forward=True) and self._outer is not None:
             self._outer._inner_excess -= size
             self._kept[key] = size
 
     def holds(self, key: Hashable, size: int) -> None:
-        """Tell what is held on the way back."""
+        """Report what is held on the backward pass."""
         self._hold(key, size, self.observers)
 
     def frees(self, key: Hashable) -> None:
         if self._outer is not None:
             self._outer._inner_excess += self._kept.pop(key, 0)
         self._forward_bytes -= self._forward.pop(key, 0)
-        for observer in self._told_held.pop(key, ()):
+        for observer in self._reported_held.pop(key, ()):
             observer.frees(key)
 
     def recomputed(self, ops: int, seconds: float) -> None:
@@ -123,9 +123,9 @@ class Account:
     def _hold(
         self, key: Hashable, size: int, told: tuple[Observer, ...], *, forward: bool = False
     ) -> bool:
-        if key in self._told_held:
+        if key in self._reported_held:
             return False
-        self._told_held[key] = told
+        self._reported_held[key] = told
         if forward:
             self._note_forward(key, size)
         for observer in told:
@@ -143,15 +143,15 @@ class Account:
                 observer.kept(number, held=more)
 
     def __del__(self) -> None:
-        for key in list(self._told_held):
+        for key in list(self._reported_held):
             self.frees(key)
-        for key in self._told_plain:
-            for observer in self._strangers:
+        for key in self._reported_plain:
+            for observer in self._direct_observers:
                 observer.would_free(key)
 
 
-class LoopTales:
-    """What the runner of a loop says, for the account of the loop and for a progress bar."""
+class LoopEvents:
+    """Forwards the events of a loop runner to the account of the loop and to a progress bar."""
 
     def __init__(
         self,
@@ -160,36 +160,36 @@ class LoopTales:
         nbytes: Callable[[Any], int],
         progress: LoopWatcher | None,
     ) -> None:
-        self.is_ahead = True  # then what is held stands on the tape of the region around
+        self.is_forward = True  # then what is held is part of the tape of the region around
         self._nbytes = nbytes  # of a state that is held
         self._account = account
         self._inputs = inputs
         self._progress = progress
         self._tape_bytes = 0
         self._step_bytes = 0  # of a plain pass
-        self._steps = self._untold = 0  # run ahead, and not yet told
+        self._steps = self._pending = 0  # run forward, and not yet reported
         self._loop = object()  # for keys of its own
 
     def weighed(self, tape_bytes: int, *, plain_bytes: int) -> None:
-        """Take note of what the first step leaves behind, which has just been run."""
+        """Note the sizes of the first step, which has just been run."""
         self._tape_bytes = tape_bytes
         self._step_bytes = plain_bytes + self._account.inner_excess
         self._account.weighed(0, self._inputs)
         self._account.keeps_arrays(self._inputs)
 
     def forward(self, steps: int) -> None:
-        if self.is_ahead:  # a second way back runs ahead once more: a plain pass would not
+        if self.is_forward:  # a second backward pass runs forward again: a plain pass would not
             self._steps += steps
-            self._untold += steps
-            if 64 * self._untold >= self._steps:  # not step by step: a tale takes memory, too
+            self._pending += steps
+            if 64 * self._pending >= self._steps:  # not step by step: an event takes memory, too
                 self.settle()
         if self._progress:
             self._progress.forward(steps)
 
     def settle(self) -> None:
-        """Tell what a plain pass would hold by now."""
-        self._account.weighed(self._untold * self._step_bytes, {})
-        self._untold = 0
+        """Report what a plain pass would hold by now."""
+        self._account.weighed(self._pending * self._step_bytes, {})
+        self._pending = 0
 
     def recompute(self, steps: int) -> None:
         if self._progress:
@@ -212,5 +212,5 @@ class LoopTales:
         self._account.frees((self._loop, "tape", step))
 
     def _hold(self, what: tuple[str, int], size: int) -> None:
-        tell = self._account.keeps if self.is_ahead else self._account.holds
-        tell((self._loop, *what), size)
+        report = self._account.keeps if self.is_forward else self._account.holds
+        report((self._loop, *what), size)

@@ -1,4 +1,4 @@
-"""The checkpoints that a loop returns: what it holds at the end of the way ahead."""
+"""The checkpoints that a loop returns: what it holds at the end of the forward pass."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ __all__ = ["checkpoints_of"]
 
 
 def checkpoints_of(
-    run: LoopRun[Any, Any, Any, Any] | None, shown: Callable[[Any], Any], *, lazily: bool = False
+    run: LoopRun[Any, Any, Any, Any], shown: Callable[[Any], Any], *, lazily: bool = False
 ) -> Mapping[int, Any]:
     """Return states by position, as `shown` makes them for the caller.
 
-    Those that rest on the shelf of a store are fetched when they are looked at, not before; and
-    so are all, `lazily`, if whoever has them still has them on the way back, where they are to be
-    freed one after the other.
+    Those in a store are fetched when they are accessed. So are all, `lazily`, if there will be a
+    backward pass: the caller's reference must not keep them from being freed one after the other.
     """
-    if run is None:
-        return {}
     if run.is_shelved or lazily:
         return _Lazy(run, shown)
     return {step: shown(run.held(step)) for step in run.positions}

@@ -1,7 +1,7 @@
-"""A loop of known length and one that ends when its condition says so: how each is run.
+"""Loops of known length, and loops that end when a condition is false: how each is run.
 
-Both run ahead to a final state and back again, over the steps of any engine. They are asked to
-run ahead a second time if somebody goes back twice: what was held is used up by then.
+Both run forward to a final state, and backward, over the steps of any engine. They run forward
+again for a second backward pass, because the first one uses up what was held.
 """
 
 from __future__ import annotations
@@ -9,87 +9,40 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from ..schedules import Disk, Online, Schedule, Tier
 from ..sizes import parse_budget
-from ..stores import Arrays, DiskStore, MemoryStore, Shelf, Store
+from ..stores import DiskStore, MemoryStore, Shelf, Store
 from .options import Budget, LoopOptions, Measured, parse_memory
-from .runner import LoopRun, Verbs, Watcher
+from .protocols import LoopSteps, Progress, Watcher
+from .runner import LoopRun
 
-__all__ = ["KnownLength", "Length", "LoopSteps", "Progress", "UnknownLength"]
+__all__ = ["KnownLength", "Length", "UnknownLength"]
 
-Held = TypeVar("Held")
-Recorded = TypeVar("Recorded")
 Run = LoopRun[Any, Any, Any, Any]
 
 _TRIALS = 3  # steps that are timed
-
-
-class LoopSteps(Verbs[Any, Held, Recorded, Any], Protocol[Held, Recorded]):
-    """What an engine can do with a loop, and what it knows of its states."""
-
-    @property
-    def arrays(self) -> Arrays:
-        """What stores have to know of the engine's arrays."""
-        ...
-
-    def measure(self, initial: Held, *, exactly: bool) -> tuple[Recorded, Measured]:
-        """Record step 0, and say what a step takes."""
-        ...
-
-    def settle(self) -> None:
-        """Take note that step 0 has been recorded: what the step closes over is known."""
-        ...
-
-    @property
-    def needs_gradients(self) -> bool:
-        """Whether anybody can go back: step 0 has shown it."""
-        ...
-
-    @property
-    def is_random(self) -> bool:
-        """Whether random numbers were drawn on the way ahead."""
-        ...
-
-    @property
-    def seconds(self) -> float:
-        """The time that steps have taken so far, without going back through them."""
-        ...
-
-    def state_bytes(self, held: Held) -> int: ...
-
-    def now(self, held: Held) -> Held:
-        """Return the same state at this moment of the random sources."""
-        ...
-
-
-class Progress(Watcher, Protocol):
-    """A watcher that can be shown for a while."""
-
-    def shown(self, *, last: bool) -> AbstractContextManager[None]: ...
-
-    def expect(self, recomputed: int) -> None: ...
+_POSITION_BYTES = 768  # that the online schedule needs for a checkpoint
 
 
 class Length(Protocol):
     """How a loop is run ahead and back."""
 
-    def ahead(
+    def forward(
         self,
         steps: LoopSteps[Any, Any],
         initial: Any,
         *,
         traced: bool,
-        weighed: Callable[[Measured], None] | None,
+        on_measured: Callable[[Measured], None] | None,
         watcher: Watcher | None,
     ) -> tuple[Run, Any]:
-        """Run to the final state; return a run that can go back, if `traced`, and that state."""
+        """Run to the final state; return a run that can go backward, if `traced`, and the state."""
         ...
 
-    def back(self, run: Run, final: Any, seeds: Any) -> Any:
-        """Go back through a run, and return the gradient of the initial state."""
+    def backward(self, run: Run, final: Any, seeds: Any) -> Any:
+        """Go backward through a run; return the gradient of the initial state."""
         ...
 
 
@@ -102,13 +55,13 @@ class KnownLength:
         self._schedule: Schedule | None = None
         self._early: dict[int, Any] = {}  # states that were reached before the schedule was chosen
 
-    def ahead(
+    def forward(
         self,
         steps: LoopSteps[Any, Any],
         initial: Any,
         *,
         traced: bool,
-        weighed: Callable[[Measured], None] | None,
+        on_measured: Callable[[Measured], None] | None,
         watcher: Watcher | None,
     ) -> tuple[Run, Any]:
         options, first = self._options, None
@@ -117,9 +70,9 @@ class KnownLength:
             run: Run = LoopRun(steps, initial, options.steps, watcher=watcher, shelves=shelves)
             return run, run.forward(options.sweep(steps.state_bytes(initial)))
         if self._schedule is None:
-            first = self._choose(steps, initial, weighed)
+            first = self._choose(steps, initial, on_measured)
         assert self._schedule is not None
-        # (What a planned loop does may differ from step to step: the first one proves nothing.)
+        # (In a chain of layers steps differ: the first one proves nothing.)
         if not steps.needs_gradients and not options.is_planned:
             run = LoopRun(steps, initial, options.steps, first=first, watcher=watcher)
             return run, run.forward(options.sweep(steps.state_bytes(initial)))
@@ -136,28 +89,28 @@ class KnownLength:
         self._early = {}
         return run, _closing(run, lambda: run.forward(self._schedule))  # type: ignore[arg-type]
 
-    def back(self, run: Run, final: Any, seeds: Any) -> Any:
+    def backward(self, run: Run, final: Any, seeds: Any) -> Any:
         return _closing(run, lambda: run.backward(seeds), anyway=True)
 
     def _choose(
         self,
         steps: LoopSteps[Any, Any],
         initial: Any,
-        weighed: Callable[[Measured], None] | None,
+        on_measured: Callable[[Measured], None] | None,
     ) -> Any:
         """Choose the schedule; return step 0, which was recorded to measure it."""
         options = self._options
         first, measured, disk = None, None, None
-        # Step 0 is always recorded first: that tells what the step closes over.
-        if options.needs_measuring or (weighed and options.steps):
+        # Step 0 is always recorded first: this shows what the step closes over.
+        if options.needs_measuring or (on_measured and options.steps):
             exactly = options.memory_budget is not None
             first, measured = steps.measure(initial, exactly=exactly)
-            if weighed:
-                weighed(measured)
+            if on_measured:
+                on_measured(measured)
             if options.needs_measuring:
                 measured = measured.stored(_stored_bytes(options.store, steps, initial))
             if options.has_two_tiers:
-                disk = self._weigh_disk(steps, first, measured)
+                disk = self._measure_disk(steps, first, measured)
         elif options.steps:
             first = steps.record(initial, 0, 1)
         steps.settle()
@@ -166,7 +119,7 @@ class KnownLength:
             self._progress.expect(self._schedule.evaluations - options.steps)
         return first
 
-    def _weigh_disk(self, steps: LoopSteps[Any, Any], first: Any, measured: Measured) -> Disk:
+    def _measure_disk(self, steps: LoopSteps[Any, Any], first: Any, measured: Measured) -> Disk:
         """Measure what the disk costs, in steps.
 
         No step is run for that alone: the steps after the first are run as they come, and the
@@ -180,7 +133,7 @@ class KnownLength:
         taped = self._options.room(measured) // tape + 1
         if count - taped > _TRIALS:
             self._early, seconds = _run_early(steps, after)
-        write, read = store.measure(steps.arrays, steps.apart(after)[0])
+        write, read = store.measure(steps.arrays, steps.split(after)[0])
         slots = min(count, store.free_bytes() // (measured.state_bytes + 1))
         return Disk(slots, _about(write / seconds), _about(read / seconds))
 
@@ -193,15 +146,15 @@ def _run_early(steps: LoopSteps[Any, Any], after_first: Any) -> tuple[dict[int, 
         started = time.perf_counter()
         state = steps.advance(state, step, step + 1)
         seconds = min(seconds, time.perf_counter() - started)
-        held[step + 1] = steps.rest(state)
+        held[step + 1] = steps.hold_final(state)
     return held, seconds
 
 
 class UnknownLength:
     """A loop that ends when its condition says so.
 
-    `goes_on` is asked before every step. If it draws random numbers it has to do so in every run:
-    `replay` is told, and not empty while steps are run again.
+    `goes_on` is called before every step. If it draws random numbers it has to in every run:
+    `replay` is not empty while steps are run again.
     """
 
     def __init__(
@@ -219,20 +172,20 @@ class UnknownLength:
         self._store = store
         self._steps: int | None = None  # after the first pass
 
-    def ahead(
+    def forward(
         self,
         steps: LoopSteps[Any, Any],
         initial: Any,
         *,
         traced: bool,
-        weighed: Callable[[Measured], None] | None,
+        on_measured: Callable[[Measured], None] | None,
         watcher: Watcher | None,
     ) -> tuple[Run, Any]:
         first, begins = None, None
-        if traced and (self._slots is None or weighed):
+        if traced and (self._slots is None or on_measured):
             begins = self._begins(steps, initial)
             initial = steps.now(initial)
-            first = self._measure_first(steps, initial, weighed) if begins else None
+            first = self._measure_first(steps, initial, on_measured) if begins else None
         if self._slots is None:
             self._slots = self._slots_without_tapes(steps, initial)
         shelves = _shelves(self._store, steps, two_tiers=False) if traced else None
@@ -247,7 +200,7 @@ class UnknownLength:
 
         def goes_on(state: Any) -> bool:
             answer = self._ask(steps, state, run.steps)
-            if run.evaluations == 0:  # a re-run starts after the condition has drawn its numbers
+            if run.evaluations == 0:  # re-runs start after the condition has drawn its numbers
                 run.initial = steps.now(initial)
             return answer
 
@@ -270,13 +223,13 @@ class UnknownLength:
             self._goes_on(state)
         return done < self._steps
 
-    def back(self, run: Run, final: Any, seeds: Any) -> Any:
+    def backward(self, run: Run, final: Any, seeds: Any) -> Any:
         assert self._slots is not None
-        way_back = Online(self._slots).backward(run.steps, run.positions)
-        if run.verbs.is_random:  # type: ignore[attr-defined]
+        backward_schedule = Online(self._slots).backward(run.steps, run.positions)
+        if run.operations.is_random:  # type: ignore[attr-defined]
             self._replay.append(self._goes_on)
         try:
-            return _closing(run, lambda: run.backward(seeds, way_back, final), anyway=True)
+            return _closing(run, lambda: run.backward(seeds, backward_schedule, final), anyway=True)
         finally:
             self._replay.clear()
 
@@ -284,15 +237,15 @@ class UnknownLength:
         self,
         steps: LoopSteps[Any, Any],
         initial: Any,
-        weighed: Callable[[Measured], None] | None,
+        on_measured: Callable[[Measured], None] | None,
     ) -> Any:
         """Record step 0; if there is a budget, find out how many states fit into it."""
         first, measured = steps.measure(initial, exactly=self._slots is None)
-        if weighed:
-            weighed(measured)
+        if on_measured:
+            on_measured(measured)
         if self._slots is None:
             budget = parse_memory(self._budget, 1, measured)
-            state_bytes = _stored_bytes(self._store, steps, initial)
+            state_bytes = _stored_bytes(self._store, steps, initial) + _POSITION_BYTES
             self._slots = (budget - measured.working_bytes) // state_bytes
         return first
 
@@ -303,24 +256,24 @@ class UnknownLength:
 
 def _shelves(store: Store, steps: LoopSteps[Any, Any], *, two_tiers: bool) -> Mapping[Tier, Shelf]:
     if isinstance(store, MemoryStore):
-        return {}  # states rest as they are
+        return {}  # states are held as they are
     return {Tier.DISK if two_tiers else Tier.MEMORY: store.open(steps.arrays)}
 
 
 def _stored_bytes(store: Store, steps: LoopSteps[Any, Any], held: Any) -> int:
-    """Weigh a state as the store holds it."""
+    """Return the bytes of a state in the store."""
     if isinstance(store, MemoryStore) or store.on_disk:
         return steps.state_bytes(held)
     shelf = store.open(steps.arrays)
     try:
-        shelf.put(0, steps.apart(held)[0])
+        shelf.put(0, steps.split(held)[0])
         return max(1, shelf.nbytes)
     finally:
         shelf.close()
 
 
 def _about(cost: float) -> float:
-    """Round a cost to a power of the root of two: measured again, it leads to the same plan."""
+    """Round a cost to a power of sqrt(2), so that measuring again leads to the same plan."""
     return math.pow(2.0, round(2 * math.log2(max(cost, 1e-6))) / 2)
 
 
@@ -328,7 +281,7 @@ Result = TypeVar("Result")
 
 
 def _closing(run: Run, call: Callable[[], Result], *, anyway: bool = False) -> Result:
-    """Leave nothing behind if a call fails; `anyway`: also if it does not."""
+    """Close a run if a call fails; with `anyway`, also if it does not."""
     try:
         result = call()
     except BaseException:

@@ -1,4 +1,4 @@
-"""From what a user asks of a loop, and what a step turned out to take, to the schedule to run."""
+"""From the options of a loop and the measured sizes of a step to the schedule to run."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Measured(NamedTuple):
     tape_bytes: int  # with the step's input and output
     working_bytes: int  # what a pass needs beside its checkpoints
     input_bytes: int = 0  # of a step, on its tape; 0: as many as those of a state that is held
-    recording_cost: int = 0  # in steps: of going back once, through however many tapes
+    recording_cost: int = 0  # of one call of autograd, in steps, for any number of tapes
 
     def stored(self, nbytes: int) -> Measured:
-        """Return the same for states that take so many bytes where they rest."""
+        """Return the same for states that take `nbytes` in their store."""
         return self._replace(state_bytes=nbytes, input_bytes=self.state_bytes)
 
 
@@ -76,18 +76,18 @@ class LoopOptions:
             raise ValueError(f"schedule is one of {names}, got {self.schedule!r}")
         if self.schedule == "all" and not isinstance(self.store, MemoryStore):
             raise ValueError(
-                f'schedule="all" holds tapes, which rest in memory, and no states; store is '
+                f'schedule="all" holds tapes, which stay in memory, and no states; store is '
                 f'{self.store!r}: leave it out, or use schedule="auto"'
             )
 
     @property
     def is_planned(self) -> bool:
-        """Whether the schedule was made beforehand: where states rest is somebody's plan, too."""
+        """Whether the schedule was given, with the positions of its checkpoints."""
         return isinstance(self.schedule, Schedule)
 
     @property
     def has_two_tiers(self) -> bool:
-        """Whether states rest in memory and on disk; a fixed schedule has them all on disk."""
+        """Whether states are held in memory and on disk; a fixed schedule has all on disk."""
         return isinstance(self.store, DiskStore) and self.schedule == "auto"
 
     @property
@@ -128,9 +128,9 @@ class LoopOptions:
         return self._fixed(self.slots)
 
     def sweep(self, state_bytes: int) -> Iterator[Action]:
-        """Generate the way ahead of a loop that nobody differentiates: hold states, end at n."""
+        """Generate the actions of a loop without gradients: hold states, end at the last step."""
         if isinstance(self.schedule, Schedule):
-            yield from _way_ahead(self.schedule)
+            yield from _forward_actions(self.schedule)
             return
         slots = self.slots
         if self.memory_budget is not None:
@@ -156,7 +156,7 @@ class LoopOptions:
         if self.schedule == "auto" and everything <= budget:
             return StoreAll(self.steps)
         if self.schedule == "auto":
-            # Of the exact programme.
+            # Of the exact dynamic program.
             table = (8 if recording_cost else 4) * (self.steps + 1) * (budget // state + 1)
             exact = table <= budget // 10
             return _plan(
@@ -185,8 +185,8 @@ class LoopOptions:
         return Revolve(self.steps, slots)
 
 
-def _way_ahead(schedule: Schedule) -> Iterator[Action]:
-    """Generate what a schedule does before its way back, without tapes."""
+def _forward_actions(schedule: Schedule) -> Iterator[Action]:
+    """Generate what a schedule does before backward, without tapes."""
     for action in schedule:
         if isinstance(action, Tape | Backward):
             yield Advance(action.step, action.step + 1)
@@ -198,7 +198,7 @@ def _way_ahead(schedule: Schedule) -> Iterator[Action]:
 
 @lru_cache(maxsize=32)
 def _plan(steps: int, **room: Any) -> Schedule:
-    """Plan a loop; one that is run again and again, as in training, is planned once."""
+    """Plan a loop; one that is run repeatedly, as in training, is planned once."""
     return plan_loop(steps, **room).schedule
 
 
@@ -219,7 +219,7 @@ def parse_memory(budget: Budget | None, steps: int, measured: Measured) -> int:
     size = parse_budget(budget, whole=working + max(0, steps - 1) * (tape - (given or state)))
     if size < working:
         raise BudgetTooSmallError(
-            f"going back through one step alone needs {format_bytes(working)}, the budget is "
+            f"backward through one step alone needs {format_bytes(working)}, the budget is "
             f"{format_bytes(size)}; raise memory_budget to at least {format_bytes(working)}"
         )
     return size

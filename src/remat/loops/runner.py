@@ -1,12 +1,12 @@
 """Interprets a schedule: written once, for every engine.
 
-An engine brings its verbs: advance without a tape, hold and resume a state, record a step, go
-back through it. States rest in memory, or on the shelf of a store. The runner brings the order, and
-one check: whenever it goes back through step k
-it has the state that step k's recording ended in and the state that step k + 1's recording started
-from. They must be the same, bit for bit, so a step that leads to another state is caught. A step
-that differs while its states agree is not: states are all it compares. (Where they are all zeros,
-and so prove nothing, the engine looks for closed-over numbers that change.)
+An engine brings `StepOperations`: run steps without a tape, hold and resume a state, record steps,
+go backward through them. States are held in memory, or in a store. The runner brings the order and
+one check: before it goes backward through step k it has the state that the recording of step k
+ended in, and the state that the recording of step k + 1 started from. They must be the same, bit
+for bit. A step that leads to another state when it is run again is caught; one that differs while
+its states agree is not. (States of zeros prove nothing. There the engine looks for closed-over
+numbers that have changed.)
 
 A store may round what it holds. Then states can only be compared if they were computed from the
 same rounded checkpoint, or both from the initial state, which is never rounded. So every state has
@@ -17,124 +17,40 @@ is rounded like the checkpoint that was made there, and the two must be the same
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, assert_never
+from typing import Any, Generic, NamedTuple, assert_never
 
 from ..errors import RecomputeMismatchError
 from ..schedules import Action, Advance, Backward, Drop, Restore, Save, Tape, Tier
 from ..stores import RoundingShelf, Shelf
+from .protocols import Gradient, Held, Recorded, State, StepOperations, Watcher
 
-__all__ = ["LoopRun", "Verbs", "Watcher"]
-
-State = TypeVar("State")  # what steps work on; an advance may change it in place
-Held = TypeVar("Held")  # a state at rest: nobody changes it
-Recorded = TypeVar("Recorded")  # one step with its tape
-Gradient = TypeVar("Gradient")
+__all__ = ["LoopRun"]
 
 # Where a state was computed from: the initial state (None), or a rounded checkpoint: its step and
 # the origin of what was rounded. Two states at one step of the same origin are the same.
 Origin = tuple[int, Any] | None
 
 
-class Verbs(Protocol[State, Held, Recorded, Gradient]):
-    """What an engine can do with a loop."""
+class _TierStorage(Generic[Held]):
+    """The states that are held in one tier: as they are, or in a store."""
 
-    def advance(self, state: State, start: int, stop: int) -> State:
-        """Run steps without a tape."""
-        ...
-
-    def hold(self, state: State) -> Held:
-        """Put a copy of a state to rest; the state itself goes on."""
-        ...
-
-    def rest(self, state: State) -> Held:
-        """Put a state to rest that does not go on."""
-        ...
-
-    def resume(self, held: Held) -> State:
-        """Wake a copy of a state up; the held one stays as it is."""
-        ...
-
-    @property
-    def records_runs(self) -> bool:
-        """Whether several steps can be recorded as one; if not, that is never asked for."""
-        ...
-
-    def record(self, held: Held, start: int, stop: int) -> Recorded:
-        """Run steps with a tape; the held state stays as it is."""
-        ...
-
-    def before(self, recorded: Recorded) -> Held:
-        """Return the state that a recording started from."""
-        ...
-
-    def after(self, recorded: Recorded) -> Held:
-        """Return the state that a recording ended in."""
-        ...
-
-    def step_back(self, recorded: Recorded, gradient: Gradient, start: int) -> Gradient:
-        """Go back through recorded steps, the first of which is `start`."""
-        ...
-
-    def difference(self, one: Held, other: Held) -> str | None:
-        """Say how two states differ, or None if they are the same bit for bit."""
-        ...
-
-    def apart(self, held: Held) -> tuple[list[Any], Any]:
-        """Take a state at rest apart: arrays that a store may take, and what goes with them."""
-        ...
-
-    def together(self, leaves: list[Any], rest: Any) -> Held:
-        """Put a state together that `apart` has taken apart."""
-        ...
-
-    def compare_outputs(self, wanted: bool) -> None:
-        """Say whether outputs of steps that are run again are those of the first run.
-
-        They are not if a step starts from a rounded state. Asked only if a store rounds.
-        """
-        ...
-
-
-class Watcher(Protocol):
-    """Is told how many steps were run for the first time, run again, and gone back through.
-
-    And what is held for a step: the state before it, or its tape (told once or more).
-    """
-
-    def forward(self, steps: int) -> None: ...
-
-    def recompute(self, steps: int) -> None: ...
-
-    def backward(self, steps: int) -> None: ...
-
-    def holds_state(self, step: int, state: Any, nbytes: int | None) -> None:
-        """A state is held, in so many bytes of memory if it rests in a store."""
-
-    def frees_state(self, step: int) -> None: ...
-
-    def holds_tape(self, step: int) -> None: ...
-
-    def frees_tape(self, step: int) -> None: ...
-
-
-class _Rack(Generic[Held]):
-    """Where the states of one tier rest: as they are, or on the shelf of a store."""
-
-    def __init__(self, verbs: Verbs[Any, Held, Any, Any], shelf: Shelf | None) -> None:
-        self._verbs = verbs
+    def __init__(
+        self, operations: StepOperations[Any, Held, Any, Any], shelf: Shelf | None
+    ) -> None:
+        self._operations = operations
         self._shelf = shelf
-        self._states: dict[int, Any] = {}  # or what goes with them, if there is a shelf
-        self._origins: dict[int, Origin] = {}  # of what was put there, if the shelf rounds
+        self._states: dict[int, Any] = {}  # or what `split` leaves of them, if there is a store
+        self._origins: dict[int, Origin] = {}  # of what was put here, if the store rounds
         self._rounds = shelf is not None and not shelf.exact
 
     def put(self, step: int, held: Held, origin: Origin) -> int | None:
-        """Put a state to rest; return the memory that it takes there, if that is a shelf."""
+        """Hold a state; return the memory that it takes in the store, None without one."""
         if self._rounds:
             self._origins[step] = origin
         if self._shelf is None:
             self._states[step] = held
             return None
-        leaves, self._states[step] = self._verbs.apart(held)
+        leaves, self._states[step] = self._operations.split(held)
         before = self._shelf.nbytes if self._shelf.in_memory else 0
         self._shelf.put(step, leaves)
         return self._shelf.nbytes - before if self._shelf.in_memory else 0
@@ -143,18 +59,18 @@ class _Rack(Generic[Held]):
         if self._shelf is None:
             held: Held = self._states[step]
             return held
-        return self._verbs.together(self._shelf.get(step), self._states[step])
+        return self._operations.join(self._shelf.get(step), self._states[step])
 
     def origin(self, step: int) -> Origin:
         """Return the origin of what `get` returns."""
         return (step, self._origins[step]) if self._rounds else None
 
     def rounded(self, held: Held) -> Held | None:
-        """Return a state as it would come back from here; None if the shelf cannot tell."""
+        """Return a state as it would come back from here; None if the store cannot tell."""
         if not isinstance(self._shelf, RoundingShelf):
             return None
-        leaves, rest = self._verbs.apart(held)
-        return self._verbs.together(self._shelf.as_stored(leaves), rest)
+        leaves, rest = self._operations.split(held)
+        return self._operations.join(self._shelf.as_stored(leaves), rest)
 
     def drop(self, step: int) -> None:
         del self._states[step]
@@ -181,8 +97,8 @@ class _Rack(Generic[Held]):
             self._shelf.close()
 
 
-class _Ahead(Iterator[Action]):
-    """Actions, with a look at the one that comes next."""
+class _Lookahead(Iterator[Action]):
+    """Actions, with a lookahead of one."""
 
     def __init__(self, actions: Iterable[Action]) -> None:
         self._actions = iter(actions)
@@ -193,16 +109,16 @@ class _Ahead(Iterator[Action]):
         return next(self._actions) if action is None else action
 
     def take_run(self, step: int) -> int:
-        """Take the tapes of steps from here on that follow one another; return the next step.
+        """Take the tapes of consecutive steps from here on; return the step after them.
 
-        And the step after them, if the way back begins with it at once.
+        The last step, with which backward begins, is included if it follows.
         """
-        for action in self:
+        while True:  # a tape is always followed by something: by the backward that uses it
+            action = next(self)
             if type(action) is not Tape or action.step != step:
                 self._seen = action
                 return step + (type(action) is Backward and action.step == step)
             step += 1
-        return step
 
 
 class _Recording(NamedTuple, Generic[Recorded]):
@@ -216,7 +132,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
 
     def __init__(
         self,
-        verbs: Verbs[State, Held, Recorded, Gradient],
+        operations: StepOperations[State, Held, Recorded, Gradient],
         initial: Held,
         steps: int,
         *,
@@ -225,73 +141,74 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         watcher: Watcher | None = None,
         shelves: Mapping[Tier, Shelf] | None = None,
     ) -> None:
-        self.verbs = verbs
+        self.operations = operations
         self.steps = steps
         self.evaluations = 0
         self.initial = initial
-        self._first = first  # step 0, if it was recorded already to measure it
-        self._early = dict(early or {})  # states before steps that were reached already
+        self._first = first  # step 0, if it was recorded to measure it
+        self._early = dict(early or {})  # states before steps that have been run already
         self._watcher = watcher
-        self._reached = 0  # how far the loop has been run for the first time
+        self._reached = 0  # the step that the first run has reached
         self._shelves = shelves or {}
-        self._racks: dict[Tier, _Rack[Held]] = {
-            tier: _Rack(verbs, self._shelves.get(tier)) for tier in (Tier.MEMORY, Tier.DISK)
+        self._tiers: dict[Tier, _TierStorage[Held]] = {
+            tier: _TierStorage(operations, self._shelves.get(tier))
+            for tier in (Tier.MEMORY, Tier.DISK)
         }
         rounding = [tier for tier, shelf in self._shelves.items() if not shelf.exact]
-        self._rounding = self._racks[rounding[0]] if rounding else None
+        self._rounding = self._tiers[rounding[0]] if rounding else None
         self._tapes: dict[int, _Recording[Recorded]] = {}  # by their last step
-        # The working state: live, or still at rest, which is all that recording needs of it.
+        # The working state: live, or as it is held, which is all that recording needs.
         self._at: int | None = None
         self._live: State | None = None
-        self._resting: Held | None = None
+        self._held: Held | None = None
         self._resumed_from = 0
         self._origin: Origin = None  # of the working state
-        self._actions = _Ahead(())
+        self._actions = _Lookahead(())
         self._last: _Recording[Recorded] | None = None
-        self.goes_back = False  # whether the way ahead was one that a way back can follow
+        self.can_go_backward = False  # whether the forward pass held what backward needs
 
     @property
     def positions(self) -> list[int]:
         """Where states are held now."""
-        return sorted({step for rack in self._racks.values() for step in rack})
+        return sorted({step for tier in self._tiers.values() for step in tier})
 
     def held(self, step: int) -> Held:
         """Return a state that is held now."""
-        return next(rack.get(step) for rack in self._racks.values() if step in rack)
+        return next(tier.get(step) for tier in self._tiers.values() if step in tier)
 
     @property
     def is_shelved(self) -> bool:
-        """Whether some states rest on the shelf of a store."""
+        """Whether some states are held in a store."""
         return bool(self._shelves)
 
     @property
     def storing_error(self) -> float:
-        """The largest error that storing a state has caused so far."""
+        """The largest error of a state that a store has rounded so far."""
         return max((shelf.error for shelf in self._shelves.values()), default=0.0)
 
     def close(self) -> None:
-        """Free all that is held, wherever it rests."""
-        for rack in self._racks.values():
-            rack.clear()
+        """Free everything that is held, in memory and in stores."""
+        for tier in self._tiers.values():
+            tier.clear()
         self._tapes.clear()
         self._first = self._last = None
         self._early.clear()
-        self._forget_working_state()
+        self._clear_working_state()
 
-    # -- ahead ---------------------------------------------------------------------------------
+    # -- forward -------------------------------------------------------------------------------
 
     def forward(self, schedule: Iterable[Action]) -> Held:
-        """Run to the end of the loop, where the way back begins, and return the final state."""
-        self._actions = _Ahead(schedule)
+        """Run to the end of the loop, where backward begins, and return the final state."""
+        self._actions = _Lookahead(schedule)
         if self._first is None:
             self._load(0, Tier.CALLER)
         for action in self._actions:
             if isinstance(action, Backward):
                 self._last = self._recorded(action.step)
-                self.goes_back = True
-                return self.verbs.after(self._last.tape)
+                self.can_go_backward = True
+                return self.operations.after(self._last.tape)
             self._act(action)
-        return self._put_to_rest()  # nobody goes back: the loop ends where the actions end
+        return self._held_state()  # without backward: the loop ends where the actions end
 
     def forward_while(
         self,
@@ -304,9 +221,9 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         `begins` is its answer for the initial state, if it was asked already.
         """
         self._load(0, Tier.CALLER)
-        self.steps, self.goes_back = 0, True
-        if not (goes_on(self._wake_up()) if begins is None else begins):
-            return self._put_to_rest(), 0
+        self.steps, self.can_go_backward = 0, True
+        if not (goes_on(self._live_state()) if begins is None else begins):
+            return self._held_state(), 0
         for action in placement:
             if not isinstance(action, Advance):
                 self._act(action)
@@ -315,11 +232,11 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
                 self._act(Advance(step, step + 1))
                 self.steps = step + 1
                 # Asked before anything is saved here: the final state is no checkpoint.
-                if not goes_on(self._wake_up()):
-                    return self._put_to_rest(), self.steps
+                if not goes_on(self._live_state()):
+                    return self._held_state(), self.steps
         raise AssertionError("a placement has no end")
 
-    # -- back ----------------------------------------------------------------------------------
+    # -- backward ------------------------------------------------------------------------------
 
     def backward(
         self,
@@ -327,35 +244,37 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         schedule: Iterable[Action] | None = None,
         final: Held | None = None,
     ) -> Gradient:
-        """Go back through every step.
+        """Go backward through every step; return the gradient of the initial state.
 
-        After `forward_while`, `schedule` is the way back and `final` the state it starts from.
+        After `forward_while`, `schedule` is the backward part and `final` the state it starts from.
         """
         if schedule is not None:
-            self._actions = _Ahead(schedule)
-        following = final  # the state that the step after this one started from
-        origin: Origin = None  # of that state: the final one was never stored
-        done = self.steps  # the step up to which the way back has come
+            self._actions = _Lookahead(schedule)
+        following = final  # the state that the next step started from
+        origin: Origin = None  # of that state; the final one was never rounded
+        done = self.steps  # the step that backward has reached
         if self._last is not None:
             last, self._last = self._last, None
-            following, origin = self.verbs.before(last.tape), last.origin
-            gradient, done = self._step_back(last.tape, gradient, last.start, done), last.start
+            following, origin = self.operations.before(last.tape), last.origin
+            gradient, done = self._backward_steps(last.tape, gradient, last.start, done), last.start
             del last
         for action in self._actions:
             if not isinstance(action, Backward):
                 self._act(action)
-            elif action.step < done:  # or it was recorded together with the steps after it
+            elif action.step < done:  # otherwise it was recorded together with later steps
                 tape, start, began = self._recorded(action.step)
                 if following is not None:
-                    self._compare(self.verbs.after(tape), began, following, origin, done)
-                following, origin = self.verbs.before(tape), began
-                gradient, done = self._step_back(tape, gradient, start, done), start
+                    self._compare(self.operations.after(tape), began, following, origin, done)
+                following, origin = self.operations.before(tape), began
+                gradient, done = self._backward_steps(tape, gradient, start, done), start
                 del tape
         return gradient
 
-    def _step_back(self, recorded: Recorded, gradient: Gradient, start: int, stop: int) -> Gradient:
-        gradient = self.verbs.step_back(recorded, gradient, start)
-        self._forget_working_state()
+    def _backward_steps(
+        self, recorded: Recorded, gradient: Gradient, start: int, stop: int
+    ) -> Gradient:
+        gradient = self.operations.backward_steps(recorded, gradient, start)
+        self._clear_working_state()
         if self._watcher:
             for step in range(start, stop):
                 self._watcher.frees_tape(step)
@@ -373,7 +292,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
             if rounded is None:
                 return
             rerun = rounded
-        difference = self.verbs.difference(rerun, known)
+        difference = self.operations.difference(rerun, known)
         if difference is not None:
             raise RecomputeMismatchError(
                 f"steps {self._resumed_from} to {position - 1} were run again and led to another "
@@ -392,25 +311,25 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
                 self._advance(start, stop)
             case Save(step, tier):
                 assert self._at == step
-                at_rest = self._resting is not None
-                state = self._resting if at_rest else self.verbs.hold(self._wake_up())
+                is_held = self._held is not None
+                state = self._held if is_held else self.operations.hold(self._live_state())
                 assert state is not None
-                nbytes = self._racks[tier].put(step, state, self._origin)
+                nbytes = self._tiers[tier].put(step, state, self._origin)
                 if self._watcher:
                     self._watcher.holds_state(step, state, nbytes)
             case Restore(step, tier):
                 self._load(step, tier)
             case Drop(step, tier):
-                self._racks[tier].drop(step)
+                self._tiers[tier].drop(step)
                 if self._watcher:
                     self._watcher.frees_state(step)
             case Tape(step):
                 stop = step + 1
-                if self.verbs.records_runs and (step or self._first is None):
+                if self.operations.records_runs and (step or self._first is None):
                     stop = self._actions.take_run(stop)
                 recorded = self._tapes[stop - 1] = self._recorded(step, stop)
-                self._set_resting(stop, self.verbs.after(recorded.tape))
-            case Backward():
+                self._set_held(stop, self.operations.after(recorded.tape))
+            case Backward():  # pragma: no cover
                 raise AssertionError("`backward` handles these")
             case _:
                 assert_never(action)
@@ -418,18 +337,18 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
     def _advance(self, start: int, stop: int) -> None:
         if self._first is not None and start == 0:
             first, self._first = self._first, None
-            self._set_resting(1, self.verbs.after(first))
+            self._set_held(1, self.operations.after(first))
             self._count(0, 1)
             start = 1
         assert self._at == start
         start = self._skip_early(start, stop)
-        # In pieces if somebody watches, so that a long sweep shows on the way.
+        # In pieces if there is an observer, so that progress shows.
         piece = max(1, self.steps // 100) if self._watcher else max(1, stop - start)
         for at in range(start, stop, piece):
             end = min(at + piece, stop)
-            state = self._wake_up()
-            self._forget_working_state()  # no second reference: large states count
-            self._at, self._live = end, self.verbs.advance(state, at, end)
+            state = self._live_state()
+            self._clear_working_state()  # no second reference: states may be large
+            self._at, self._live = end, self.operations.advance(state, at, end)
             del state
             self._count(at, end)
 
@@ -437,7 +356,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         """Go on from the last state that was reached already; return where it is."""
         reached = max((at for at in self._early if start < at <= stop), default=start)
         if reached > start:
-            self._set_resting(reached, self._early[reached])
+            self._set_held(reached, self._early[reached])
             self._count(start, reached)
         self._early = {at: held for at, held in self._early.items() if at > reached}
         return reached
@@ -445,7 +364,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
     def _recorded(self, step: int, stop: int | None = None) -> _Recording[Recorded]:
         """Return the recording that ends with a step, or one up to `stop`, and its first step.
 
-        Whatever was held for its steps is freed.
+        What was held for its steps is freed.
         """
         found = self._tapes.pop(step, None) if stop is None else None
         stop = step + 1 if stop is None else stop
@@ -455,22 +374,22 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
             else:
                 if self._at != step:
                     self._load_any(step)
-                recorded = self.verbs.record(self._put_to_rest(), step, stop)
+                recorded = self.operations.record(self._held_state(), step, stop)
             self._count(step, stop)
             found = _Recording(recorded, step, self._origin)
         steps = range(found.start, stop)
-        for rack in self._racks.values():
-            for at in rack.among(steps):
-                rack.drop(at)
+        for tier in self._tiers.values():
+            for at in tier.among(steps):
+                tier.drop(at)
         if self._watcher:
             for at in steps:
-                self._watcher.holds_tape(at)  # until the step back
+                self._watcher.holds_tape(at)  # until backward
                 self._watcher.frees_state(at)
         return found
 
     def _load_any(self, step: int) -> None:
         for tier in (Tier.MEMORY, Tier.DISK):
-            if step in self._racks[tier]:
+            if step in self._tiers[tier]:
                 return self._load(step, tier)
         return self._load(step, Tier.TAPE if step - 1 in self._tapes else Tier.CALLER)
 
@@ -479,34 +398,34 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         if tier is Tier.CALLER:
             held = self.initial
         elif tier is Tier.TAPE:
-            held = self.verbs.after(self._tapes[step - 1].tape)
+            held = self.operations.after(self._tapes[step - 1].tape)
             origin = self._tapes[step - 1].origin
         else:
-            held = self._racks[tier].get(step)
-            origin = self._racks[tier].origin(step)
+            held = self._tiers[tier].get(step)
+            origin = self._tiers[tier].origin(step)
         self._resumed_from, self._origin = step, origin
         if self._rounding is not None:
-            self.verbs.compare_outputs(origin is None)
-        self._set_resting(step, held)
+            self.operations.compare_outputs(origin is None)
+        self._set_held(step, held)
 
     # -- the working state ---------------------------------------------------------------------
 
-    def _set_resting(self, at: int, held: Held) -> None:
-        self._at, self._resting, self._live = at, held, None
+    def _set_held(self, at: int, held: Held) -> None:
+        self._at, self._held, self._live = at, held, None
 
-    def _wake_up(self) -> State:
+    def _live_state(self) -> State:
         if self._live is None:
-            assert self._resting is not None
-            self._live, self._resting = self.verbs.resume(self._resting), None
+            assert self._held is not None
+            self._live, self._held = self.operations.resume(self._held), None
         return self._live
 
-    def _put_to_rest(self) -> Held:
-        held = self.verbs.rest(self._wake_up()) if self._resting is None else self._resting
-        self._forget_working_state()
+    def _held_state(self) -> Held:
+        held = self.operations.hold_final(self._live_state()) if self._held is None else self._held
+        self._clear_working_state()
         return held
 
-    def _forget_working_state(self) -> None:
-        self._at = self._live = self._resting = None
+    def _clear_working_state(self) -> None:
+        self._at = self._live = self._held = None
 
     def _count(self, start: int, stop: int) -> None:
         self.evaluations += stop - start

@@ -1,7 +1,8 @@
 """Lower bounds: the seconds of recomputation that no plan can avoid within a budget.
 
 When forward ends, what is held fits into the budget; all else that backward needs has to be
-computed again at least once, from what is held then. This bounds every plan, whatever it does later.
+computed again at least once, from what is held then. This holds for every plan, whatever it does
+later.
 """
 
 from __future__ import annotations
@@ -39,10 +40,28 @@ class LowerBound:
         for op, made in enumerate(self._facts.makes):
             nbytes = sum(self._facts.nbytes[v] for v in made if self._can_be_dropped(v))
             if nbytes:
-                items.append((self._facts.seconds[op], nbytes))
+                items.append((self._chain_seconds(op, nbytes), nbytes))
         items.sort(key=lambda item: item[0] / item[1])
         nbytes_sums = list(accumulate((nbytes for _, nbytes in items), initial=0))
         return nbytes_sums, list(accumulate((s for s, _ in items), initial=0.0))
+
+    def _chain_seconds(self, op: int, nbytes: int) -> float:
+        """Return the seconds of an op, and of those that run only for it.
+
+        To keep what only this op reads, and is no smaller than what it makes, gains nothing over
+        keeping what it makes: so the op that made it runs again, too.
+        """
+        facts, total, todo = self._facts, 0.0, [op]
+        while todo:
+            op = todo.pop()
+            total += facts.seconds[op]
+            for read in facts.reads[op]:
+                maker = facts.made_by[read]
+                is_private = facts.makes[maker] == (read,) and len(facts.readers[read]) == 1
+                is_loose = not (facts.users[read] or facts.is_fixed[read] or facts.outlives[read])
+                if is_private and is_loose and facts.nbytes[read] >= nbytes:
+                    todo.append(maker)
+        return total
 
     def _can_be_dropped(self, value: int) -> bool:
         facts = self._facts

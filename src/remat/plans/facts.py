@@ -41,7 +41,6 @@ class Facts:
                 self.users[saved].append(number)
         self.overwriter: dict[int, int] = {}  # the op that writes over a value
         self.forward_end = self._find_forward_ends()
-        self.is_reversed = trace.backward_order == tuple(sorted(trace.backward_order, reverse=True))
         self._add_up_gradients()
         self.crossing = self._add_up_crossing()
         self.free_to_keep = frozenset(v for v, outlives in enumerate(self.outlives) if outlives)

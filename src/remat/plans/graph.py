@@ -29,8 +29,12 @@ from .trace import Trace
 
 __all__ = ["Frontier", "FrontierPoint", "frontier", "plan_trace"]
 
-_JUDGED_OPS = 120_000  # that the judge goes through for the plans of the curve
-_SEARCHED_OPS = 60_000  # and for those of the search
+_LEAST_JUDGED = 4  # plans of the curve that are judged at once; the others when they are needed
+_JUDGED_OPS = 8_000  # or more: with so many ops together
+_MOST_TRIED = 20  # plans of the curve that are judged for a budget
+_SEARCHED_OPS = 1_500  # larger traces are not searched: the judge takes too long
+_SEARCHED_WORK = 100_000  # ops and nodes that the judge goes through for the plans of the search
+_SMALL, _SMALL_WORK = 150, 300_000  # ops, and work, of traces that are searched more closely
 _FRONTIER_POINTS = 40
 
 
@@ -53,7 +57,7 @@ def plan_trace(trace: Trace, memory_budget: int | float | str) -> Plan:
     >>> values += [Value(8, made_by=i, freed_after=i + 1) for i in range(9)] + [Value(8, made_by=9)]
     >>> ops = [Op("sin", (i,), (i + 1,), 0.5, saves=(i,)) for i in range(10)]
     >>> plan_trace(Trace(tuple(ops), tuple(values)), 40)
-    Plan(keeps 2 values, 3 stages, peak 40 B, 3.5 s extra)
+    Plan(keeps 4 values, 4 stages, peak 40 B, 2.5 s extra)
     """
     library = _library(trace)
     budget = parse_budget(memory_budget, whole=library.plain.peak_bytes)
@@ -81,28 +85,30 @@ class _Library:
 
     def __init__(self, trace: Trace) -> None:
         judge = Judge(trace)
-        saved = frozenset(trace.saved)
+        facts = Facts(trace)
+        saved = frozenset(v for v in trace.saved if not facts.is_external[v])
         self.plain: Simulation = judge.simulate(Plan(saved))
-        self._facts = facts = Facts(trace)
         self._plans = PlanSet(judge)
         self._plans.offer(Plan(saved))
         self._curve: Curve | None = None
-        self._points: list[tuple[int, float]] = []
+        self._points: list[tuple[int, float]] = []  # of the curve
+        self._judged_plans: dict[int, Plan] = {}
         self.lower_bound = LowerBound(facts)
         if facts.count and saved:
             self._solve(facts)
 
     def _solve(self, facts: Facts) -> None:
         cuts = choose_cuts(facts)
-        curve = solve_segments(facts, cuts)
-        self._curve, self._points = curve, curve.points
+        self._curve = curve = solve_segments(facts, cuts)
+        self._points = curve.points
         count = len(self._points)
-        judged = min(count, max(8, _JUDGED_OPS // facts.count))
+        judged = min(count, max(_LEAST_JUDGED, _JUDGED_OPS // facts.count))
         for number in sorted({round(n * (count - 1) / judged) for n in range(judged + 1)}):
             self._plans.offer(curve.plan(number))
-        searched = _SEARCHED_OPS // facts.count
         where = cuts if facts.count > 40 else list(range(facts.count + 1))
-        improve(self._plans, facts, where, most=self._plans.tried + searched)
+        if facts.count <= _SEARCHED_OPS:
+            work = _SMALL_WORK if facts.count <= _SMALL else _SEARCHED_WORK
+            improve(self._plans, facts, where, most=work)
 
     @property
     def smallest_budget(self) -> int:
@@ -116,22 +122,27 @@ class _Library:
         """Return the best plan that was judged, or the best one of the curve."""
         plan = self._plans.best(budget)
         place = bisect_right(self._points, (budget, float("inf")))
-        if place and self._curve is not None and plan is not None:
-            if self._points[place - 1][1] < plan.extra_seconds:
-                judged = self._judged(place - 1)
-                if judged.peak_bytes <= budget and judged.extra_seconds < plan.extra_seconds:
-                    return judged
+        # Why a row? Where backward is not the reverse of forward, a prediction may fail.
+        for number in range(place - 1, max(-1, place - 1 - _MOST_TRIED), -1):
+            if plan is None or self._points[number][1] >= plan.extra_seconds:
+                break
+            other = self._judged(number)
+            if other.peak_bytes <= budget and other.extra_seconds < plan.extra_seconds:
+                return other
         return plan
 
-    @functools.cache  # noqa: B019  # the library itself lives in a cache
     def _judged(self, number: int) -> Plan:
-        assert self._curve is not None
-        plan = self._curve.plan(number)
-        peak, seconds = self._plans.judge.score(plan)
-        return replace(plan, peak_bytes=peak, extra_seconds=seconds)
+        """Return a plan of the curve with the judge's figures."""
+        if number not in self._judged_plans:
+            assert self._curve is not None  # it has points
+            plan = self._curve.plan(number)
+            peak, seconds, _ = self._plans.judge.score(plan)
+            plan = replace(plan, peak_bytes=peak, extra_seconds=seconds)
+            self._judged_plans[number] = plan
+        return self._judged_plans[number]
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=16)
 def _library(trace: Trace) -> _Library:
     return _Library(trace)
 
@@ -181,7 +192,7 @@ def frontier(trace: Trace) -> Frontier:
     >>> [(point.peak_bytes, point.extra_seconds) for point in curve.points][-3:]
     [(64, 1.0), (72, 0.5), (80, 0.0)]
     >>> curve.knee.plan
-    Plan(keeps 2 values, 3 stages, peak 40 B, 3.5 s extra)
+    Plan(keeps 3 values, 4 stages, peak 32 B, 3.5 s extra)
     """
     library = _library(trace)
     least, most = library.smallest_budget, library.plain.peak_bytes

@@ -7,6 +7,7 @@ the subsets that no other one beats in both.
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,9 +19,11 @@ __all__ = ["Option", "SegmentOptions"]
 
 _MOST_BITS = 13  # up to 8,192 subsets are looked at one by one
 _WINDOW = 10  # of more values, so many at a time
+_OVERLAP = 4
 _SMALL = (
     300  # what is smaller than this part of a segment is kept, or comes with what is recomputed
 )
+_MOST_OPTIONS = 16
 _T = TypeVar("_T")
 
 
@@ -47,7 +50,7 @@ class SegmentOptions:
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
-        self._solved: dict[Any, list[tuple[tuple[int, ...], int, int, float]]] = {}
+        self._solved: dict[Any, list[Option]] = {}
         self._idle = _idle_bytes(facts)
         self._outlived = _outlived_bytes(facts)
 
@@ -56,19 +59,16 @@ class SegmentOptions:
         """How many different segments there were."""
         return len(self._solved)
 
-    def find(self, start: int, stop: int, most: int) -> list[Option]:
+    def find(self, start: int, stop: int, most: int = _MOST_OPTIONS) -> list[Option]:
         """Return at most so many options of ops `start` up to `stop`, the fewest bytes first."""
         segment = _Segment(self._facts, start, stop)
-        key = most, segment.key(self._idle, self._outlived)
+        key = segment.key(self._idle, self._outlived)
         solved = self._solved.get(key)
-        first = segment.first
         if solved is None:
-            options = [self._measure(segment, keep) for keep in segment.solve(2 * most)]
-            solved = self._solved[key] = [
-                (tuple(v - first for v in o.keep), o.kept_bytes, o.need_bytes, o.seconds)
-                for o in _best_options(options, most)
-            ]
-        return [Option(tuple(v + first for v in keep), *rest) for keep, *rest in solved]  # type: ignore[arg-type]
+            found = [self._measure(segment, keep) for keep in segment.solve(_MOST_OPTIONS)]
+            best = _best_options(found, _MOST_OPTIONS)
+            solved = self._solved[key] = [_moved(option, -segment.first) for option in best]
+        return [_moved(option, segment.first) for option in _fewer(solved, most)]
 
     def _measure(self, segment: _Segment, keep: set[int]) -> Option:
         facts = self._facts
@@ -90,7 +90,7 @@ def _idle_bytes(facts: Facts) -> list[int]:
     for value, nbytes in enumerate(facts.nbytes):
         if facts.is_external[value] or facts.outlives[value]:
             continue
-        last = max(facts.readers[value][-1:] + [facts.made_by[value]])
+        last = max([*facts.readers[value][-1:], facts.made_by[value]])
         if last < facts.forward_end[value]:
             change[last + 1] += nbytes
             change[facts.forward_end[value] + 1] -= nbytes
@@ -171,7 +171,7 @@ class _Segment:
             order += sorted((rest - smaller) - always)
             rest = smaller
         order += between
-        for start in range(0, max(1, len(order) - _WINDOW // 2), _WINDOW // 2):
+        for start in range(0, max(1, len(order) - _OVERLAP), _WINDOW - _OVERLAP):
             later = set(order[start + _WINDOW :]).difference(between)
             found += self._try_all(order[start : start + _WINDOW], always | later)
         return found
@@ -219,17 +219,20 @@ class _Segment:
 
     def _evict_one_by_one(self, keep: set[int]) -> list[set[int]]:
         """Return a row of subsets: each drops the value that costs the least seconds per byte."""
-        facts, found = self._facts, [set(keep)]
-        needed: set[int] = set(self.needed_ops(keep))
-        loose = sorted(keep - self.forced)
-        while loose:
-            costs = {v: self._chain(v, keep, needed) for v in loose}
-            best = min(loose, key=lambda v: (self._price(costs[v]) / max(1, facts.nbytes[v]), v))
-            keep = keep - {best}
-            needed |= costs[best]
-            gone = {v for op in needed for v in facts.makes[op]} - self.forced
-            keep = keep - gone
-            loose = [v for v in loose if v in keep]
+        found, needed = [set(keep)], set(self.needed_ops(keep))
+        heap = [(0.0, v) for v in sorted(keep - self.forced)]
+        while heap:
+            _, best = heapq.heappop(heap)
+            if best not in keep:
+                continue
+            chain = self._chain(best, keep, needed)
+            price = self._price(chain) / max(1, self._facts.nbytes[best])
+            if heap and price > heap[0][0]:  # it has become dearer than the next one may be
+                heapq.heappush(heap, (price, best))
+                continue
+            needed |= chain
+            made_again = {v for op in chain for v in self._facts.makes[op]}
+            keep = keep - {best} - (made_again - self.forced)
             found.append(set(keep))
         return found
 
@@ -370,7 +373,17 @@ def _best_options(options: list[Option], most: int) -> list[Option]:
         )
         if not beaten:
             best.append(option)
-    return _thin(best, [(o.kept_bytes, o.seconds) for o in best], most)
+    return _fewer(best, most)
+
+
+def _fewer(options: list[Option], most: int) -> list[Option]:
+    return _thin(options, [(o.kept_bytes, o.seconds) for o in options], most)
+
+
+def _moved(option: Option, by: int) -> Option:
+    """Return the option of another segment that looks the same."""
+    keep = tuple(value + by for value in option.keep)
+    return Option(keep, option.kept_bytes, option.need_bytes, option.seconds)
 
 
 def _thin(things: list[_T], points: list[tuple[int, float]], most: int) -> list[_T]:

@@ -25,6 +25,7 @@ __all__ = ["Groups"]
 _MOST_PARTS = 32
 _POINTS = 96  # of a curve
 _OPTIONS = 5  # of a part that is passed
+_PASSED_OPS = 64  # of a longer part nothing is held but what crosses
 _OFFERED = 12  # points of a group that are offered to others
 
 
@@ -53,20 +54,30 @@ class Groups:
         self, facts: Facts, cuts: list[int], options: SegmentOptions, whole: WholeSegments
     ) -> None:
         self._facts = facts
-        self._cuts = _fewer(facts, cuts)
+        self._cuts = cuts
+        self._coarse = _fewer(facts, cuts)
         self._unit = max(1, facts.trace.saved_bytes)
         ends = {pair: (self._cuts[pair[0]], self._cuts[pair[1]]) for pair in self._pairs()}
         self._whole = {pair: whole.option(*ops) for pair, ops in ends.items()}
         self._inside = {pair: whole.need_inside(*ops) for pair, ops in ends.items()}
-        self._options = [options.find(a, b, _OPTIONS) for a, b in pairwise(self._cuts)]
+        parts = {*pairwise(self._coarse), *pairwise(range(len(cuts)))}
+        self._options = {
+            part: options.find(*ends[part], _OPTIONS)
+            for part in sorted(parts)
+            if part[1] - part[0] == 1 or ends[part][1] - ends[part][0] <= _PASSED_OPS
+        }
         self._sweep = self._sweep_seconds()
         self._live = [self._live_bytes(part) for part in range(len(self._cuts) - 1)]
         self._curves: dict[tuple[int, int], _Points] = {}
-        for first, stop in sorted(self._pairs(), key=lambda pair: pair[1] - pair[0]):
+        for first, stop in sorted(ends, key=lambda pair: pair[1] - pair[0]):
             self._solve(first, stop)
 
     def _pairs(self) -> list[tuple[int, int]]:
-        return list(combinations(range(len(self._cuts)), 2))
+        """Return the groups to look at: those between coarse cuts, and those inside of one part."""
+        pairs = set(combinations(self._coarse, 2))
+        for first, stop in pairwise(self._coarse):
+            pairs.update(combinations(range(first, stop + 1), 2))
+        return sorted(pairs)
 
     # -- what parts are like --
 
@@ -97,9 +108,9 @@ class Groups:
         need = np.array([self._inside[first, stop]])
         found = [_Points(need, np.array([whole.seconds]), zero, zero, zero, [_Way(-1)])]
         for cut in range(first + 1, stop):
-            found.append(self._in_rounds(first, cut, stop))
-        if stop > first + 1:
-            found += [self._passing(first, stop, option) for option in self._options[first]]
+            if (first, cut) in self._curves and (cut, stop) in self._curves:
+                found.append(self._in_rounds(first, cut, stop))
+                found += [self._passing(first, cut, stop, o) for o in self._some(first, cut)]
         self._curves[first, stop] = self._best(found)
 
     def _in_rounds(self, first: int, cut: int, stop: int) -> _Points:
@@ -115,9 +126,13 @@ class Groups:
         zero = np.zeros(len(r), dtype=np.int64)
         return _Points(levels[is_enough], seconds, zero, r, b, [_Way(cut)])
 
-    def _passing(self, first: int, stop: int, option: Option) -> _Points:
+    def _some(self, first: int, cut: int) -> list[Option]:
+        """Return what may be held of a part that is passed."""
+        return self._options.get((first, cut), [])
+
+    def _passing(self, first: int, cut: int, stop: int, option: Option) -> _Points:
         """Hold some of the first part on the way to the rest, so that it need not begin again."""
-        rest, cut = self._curves[first + 1, stop], first + 1
+        rest = self._curves[cut, stop]
         live = self._live_at(first, cut, stop)
         level = max(option.need_bytes, option.kept_bytes + live)
         needs = np.maximum(option.kept_bytes + rest.needs, level)
@@ -151,10 +166,10 @@ class Groups:
 
     def starts(self, op: int) -> list[tuple[int, Option]]:
         """Return the options of all groups that begin at an op, with the op where they end."""
-        if op not in self._cuts:
-            return []
         first, found = self._cuts.index(op), []
         for stop in range(first + 2, len(self._cuts)):
+            if (first, stop) not in self._curves:
+                continue
             whole, curve = self._whole[first, stop], self._curves[first, stop]
             chosen = [n for n in range(len(curve.needs)) if curve.ways[curve.way[n]].cut >= 0]
             for number in chosen[:: math.ceil(len(chosen) / _OFFERED) or 1]:
@@ -184,10 +199,11 @@ class Groups:
 
 
 def _fewer(facts: Facts, cuts: list[int]) -> list[int]:
-    """Return at most so many cuts: in stretches of equal length those that few bytes cross."""
-    crossing, inner = facts.crossing, cuts[1:-1]
+    """Return the places of at most so many cuts: in equal stretches those that few bytes cross."""
+    inner = range(1, len(cuts) - 1)
     if len(inner) < _MOST_PARTS:
-        return cuts
+        return list(range(len(cuts)))
     size = math.ceil(len(inner) / (_MOST_PARTS - 1))
     chunks = [inner[n : n + size] for n in range(0, len(inner), size)]
-    return [0, *(min(chunk, key=lambda c: (crossing[c], c)) for chunk in chunks), cuts[-1]]
+    best = [min(chunk, key=lambda place: facts.crossing[cuts[place]]) for chunk in chunks]
+    return [0, *best, len(cuts) - 1]

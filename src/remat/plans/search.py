@@ -7,14 +7,20 @@ are tried does not depend on a budget, so that a larger budget never gets a wors
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 from .facts import Facts
 from .plan import Plan, Stage
-from .simulate import Judge
+from .simulate import Judge, Simulation
 
 __all__ = ["PlanSet", "improve"]
+
+_SMALL = 16  # ops; of larger traces not all changes are tried
+_MEDIUM = 100  # ops; of larger traces plans that keep nothing take too long to judge
+_MOST_LIKELY = 12  # changes of a kind
 
 
 class PlanSet:
@@ -25,6 +31,7 @@ class PlanSet:
         self._seen: set[tuple[frozenset[int], tuple[Stage, ...]]] = set()
         self._peaks: list[int] = []
         self.plans: list[Plan] = []
+        self.work = 0  # the ops and nodes that the judge has gone through
 
     def offer(self, plan: Plan) -> Plan | None:
         """Judge a plan; return it with its figures if no other one beats it."""
@@ -32,7 +39,8 @@ class PlanSet:
         if key in self._seen:
             return None
         self._seen.add(key)
-        peak, seconds = self.judge.score(plan)
+        peak, seconds, work = self.judge.score(plan)
+        self.work += work
         return self._put(replace(plan, peak_bytes=peak, extra_seconds=seconds))
 
     def _put(self, plan: Plan) -> Plan | None:
@@ -52,32 +60,39 @@ class PlanSet:
         place = bisect_right(self._peaks, budget)
         return self.plans[place - 1] if place else None
 
-    @property
-    def tried(self) -> int:
-        """How many plans have been judged."""
-        return len(self._seen)
-
 
 def improve(plans: PlanSet, facts: Facts, cuts: list[int], *, most: int) -> None:
-    """Try the neighbours of all plans in a set, and of what comes in, up to so many.
+    """Try the neighbours of all plans in a set, and of what comes in, up to so much work.
 
-    When no single change helps any more, two at a time are tried.
+    Of small traces all changes are tried, and then two at a time; of others those that can lower
+    the peak or the seconds.
     """
-    moves = _Moves(facts, cuts)
-    explored: set[tuple[int, Plan]] = set()
-    for plan in moves.extremes():
+    most += plans.work
+    is_small = facts.count <= _SMALL
+    moves = _AllMoves(facts, cuts) if is_small else _LikelyMoves(facts, cuts, plans.judge)
+    for plan in moves.extremes() if facts.count <= _MEDIUM else ():
         plans.offer(plan)
-    for changes in (1, 2):
+    explored: set[tuple[int, Plan]] = set()
+    for changes in (1, 2) if is_small else (1,):
         while todo := [plan for plan in plans.plans if (changes, plan) not in explored]:
-            for plan in todo:
+            for plan in _spread(todo, facts.trace.seconds):
                 explored.add((changes, plan))
                 for other in moves.around(plan, changes):
-                    if plans.tried >= most:
+                    if plans.work >= most:
                         return
                     plans.offer(other)
 
 
-class _Moves:
+def _spread(plans: list[Plan], seconds: float) -> list[Plan]:
+    """Return plans in an order that soon has some of every part of the curve.
+
+    Those that take longer than the pass itself come last: hardly anybody wants them.
+    """
+    spread = sorted(range(len(plans)), key=lambda n: int(f"{n:020b}"[::-1], 2))
+    return sorted((plans[n] for n in spread), key=lambda plan: plan.extra_seconds > seconds)
+
+
+class _AllMoves:
     """All that can be changed of a plan in one step."""
 
     def __init__(self, facts: Facts, cuts: list[int]) -> None:
@@ -120,6 +135,55 @@ class _Moves:
         inputs = facts.reads[facts.made_by[value]]
         results = [made for reader in facts.readers[value] for made in facts.makes[reader]]
         return [v for v in (*inputs, *results) if not facts.is_fixed[v]]
+
+
+class _LikelyMoves(_AllMoves):
+    """Changes that can lower the peak, or the seconds."""
+
+    def __init__(self, facts: Facts, cuts: list[int], judge: Judge) -> None:
+        super().__init__(facts, cuts)
+        self._judge = judge
+
+    def _changed(self, plan: Plan) -> Iterator[Plan]:
+        done = self._judge.simulate(plan)
+        alive = [thing.number for thing in done.alive if thing.what == "value"]
+        again = Counter(op for ops in done.recomputed for op in ops)
+        yield from self._lower_the_peak(plan, [v for v in alive if v in plan.keep], done.peak.op)
+        yield from self._run_less_again(plan, again, done)
+        for value in alive[:_MOST_LIKELY]:
+            for other in self._beside(value):
+                if value in plan.keep and other not in plan.keep:
+                    yield replace(plan, keep=(plan.keep - {value}) | {other})
+
+    def _lower_the_peak(self, plan: Plan, kept: list[int], op: int) -> Iterator[Plan]:
+        for value in kept[:_MOST_LIKELY]:
+            dropped = replace(plan, keep=plan.keep - {value})
+            yield dropped
+            # What two stages recompute for it, one can: before or after the op that makes it.
+            stage = plan.stage_of(self._facts.made_by[value])
+            for near in plan.stages[max(1, stage) : stage + 2]:
+                yield replace(dropped, stages=_toggled(plan.stages, near.first_op))
+        stage = plan.stage_of(op)
+        first = plan.stages[stage].first_op
+        stop = (
+            plan.stages[stage + 1].first_op if stage + 1 < len(plan.stages) else self._facts.count
+        )
+        for cut in self._cuts:
+            if first < cut < stop:
+                yield replace(plan, stages=_toggled(plan.stages, cut))
+
+    def _run_less_again(self, plan: Plan, again: Counter[int], done: Simulation) -> Iterator[Plan]:
+        facts = self._facts
+        made = [v for op in again for v in facts.makes[op] if facts.readers[v] or facts.users[v]]
+        made.sort(key=lambda v: -again[facts.made_by[v]] * self._worth(v))
+        for value in made[:_MOST_LIKELY]:
+            yield replace(plan, keep=plan.keep | {value})
+        for (_, left), (stage, right) in pairwise(zip(plan.stages, done.recomputed, strict=True)):
+            if set(left) & set(right):
+                yield replace(plan, stages=_toggled(plan.stages, stage.first_op))
+
+    def _worth(self, value: int) -> float:
+        return self._facts.seconds[self._facts.made_by[value]] / max(1, self._facts.nbytes[value])
 
 
 def _toggled(stages: tuple[Stage, ...], cut: int) -> tuple[Stage, ...]:

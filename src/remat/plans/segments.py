@@ -23,11 +23,9 @@ __all__ = ["Curve", "choose_cuts", "solve_segments"]
 
 _MOST_CUTS = 160
 _POINTS = 512  # of a curve
-_MOST_SOLVED = 320  # different segments that are looked at closely, about
+_MOST_SOLVED = 240  # different segments that are looked at closely, about
 _JOINED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20)  # how many parts are looked at closely together
 _JOINED_OPS = 64
-_OPTIONS = 16
-_JOINED_OPTIONS = 12
 
 
 class Curve:
@@ -114,7 +112,7 @@ class _Finder:
         self._options = SegmentOptions(facts)
         self._whole = WholeSegments(facts)
         for start, stop in pairwise(cuts):
-            self._options.find(start, stop, _OPTIONS)
+            self._options.find(start, stop)
         # Where all parts are different, fewer of them are looked at together.
         most = max(2, _MOST_SOLVED // max(1, self._options.solved))
         self._joined = range(1, 1 + most) if self._options.solved < 40 else _JOINED[:most]
@@ -127,8 +125,7 @@ class _Finder:
         for size in self._joined:
             stop = start + size
             if stop < len(cuts) and (size == 1 or cuts[stop] - first <= _JOINED_OPS):
-                most = _OPTIONS if size == 1 else _JOINED_OPTIONS
-                found += [(stop, o) for o in self._options.find(first, cuts[stop], most)]
+                found += [(stop, o) for o in self._options.find(first, cuts[stop])]
         for stop in range(start + 2, len(cuts)):
             if not self._whole.fits(first, cuts[stop]):
                 break

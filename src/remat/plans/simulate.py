@@ -93,13 +93,13 @@ class Judge:
     def simulate(self, plan: Plan) -> Simulation:
         """Return all about a plan."""
         check_plan(self._facts.trace, plan)
-        return _Run(self._facts, _Logic(self._facts, plan)).simulation()
+        return _Run(self._facts, _Logic(self._facts, plan), remembers=True).simulation()
 
-    def score(self, plan: Plan) -> tuple[int, float]:
-        """Return the peak bytes and extra seconds of a plan, and nothing else."""
-        run = _Run(self._facts, _Logic(self._facts, plan))
+    def score(self, plan: Plan) -> tuple[int, float, int]:
+        """Return the peak bytes and extra seconds of a plan, and how many ops and nodes ran."""
+        run = _Run(self._facts, _Logic(self._facts, plan), remembers=False)
         run.run()
-        return run.memory.peak.nbytes, run.extra_seconds
+        return run.memory.peak.nbytes, run.extra_seconds, len(run.memory.moments)
 
 
 def simulate_plain(trace: Trace) -> Simulation:
@@ -241,20 +241,23 @@ def _stage_numbers(stages: tuple[Stage, ...], ops: int) -> list[int]:
 class _Memory:
     """Adds up what is held."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, remembers: bool) -> None:
         self.total = 0
         self.moments: list[Moment] = []
         self.peak = Moment("forward", 0, 0)
+        self._remembers = remembers
         self._changes: list[tuple[Alive, int]] = []
         self._changes_at_peak = 0
 
     def add(self, thing: Alive) -> None:
         self.total += thing.nbytes
-        self._changes.append((thing, 1))
+        if self._remembers:
+            self._changes.append((thing, 1))
 
     def remove(self, thing: Alive) -> None:
         self.total -= thing.nbytes
-        self._changes.append((thing, -1))
+        if self._remembers:
+            self._changes.append((thing, -1))
 
     def note(self, phase: Phase, op: int) -> None:
         moment = Moment(phase, op, self.total)
@@ -274,11 +277,11 @@ class _Memory:
 class _Run:
     """Carries a plan out on numbers."""
 
-    def __init__(self, facts: _TraceFacts, logic: _Logic) -> None:
+    def __init__(self, facts: _TraceFacts, logic: _Logic, *, remembers: bool) -> None:
         self._trace = facts.trace
         self._facts = facts
         self._logic = logic
-        self.memory = _Memory()
+        self.memory = _Memory(remembers=remembers)
         self._resident: dict[int, Alive] = {}  # values that the program or the plan holds
         self._gradients: set[int] = set()
         self._kept_bytes = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from ..plans import Alive, Kind, PassRecord, Plan, Simulation, Trace, simulate
 from ..sizes import format_bytes
+from .tables import Grid
 
 __all__ = ["BudgetReport", "MemoryReport", "ModuleRow", "module_rows", "modules_at_peak"]
 
@@ -236,17 +236,5 @@ def _cells(row: ModuleRow) -> list[str]:
 
 
 def _table(headings: list[str], rows: list[list[str]]) -> str:
-    from rich.console import Console  # noqa: PLC0415  (only if it is used)
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table()
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", overflow="fold")
-    for row in rows[:_ROWS]:
-        table.add_row(*map(Text, row))
-    if len(rows) > _ROWS:
-        table.add_row(f"and {len(rows) - _ROWS} more", *[""] * (len(headings) - 1))
-    page = io.StringIO()
-    Console(file=page, width=120, color_system=None).print(table)
-    return page.getvalue().rstrip("\n")
+    more = [[f"and {len(rows) - _ROWS} more"]] if len(rows) > _ROWS else []
+    return Grid("", headings, [*rows[:_ROWS], *more]).text().rstrip("\n")

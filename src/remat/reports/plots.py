@@ -57,14 +57,19 @@ def check_plot_path(path: str | Path) -> Path:
 # -- memory over time --------------------------------------------------------------------------
 
 
-def plot_memory(passes: Sequence[MeasuredPass], path: str | Path, *, title: str = "") -> Path:
-    """Draw the memory of each pass over its time."""
+def plot_memory(
+    passes: Sequence[MeasuredPass], path: str | Path, *, title: str = "", budget: int | None = None
+) -> Path:
+    """Draw the memory of each pass over its time, with the budget as a line if there is one."""
     figure, axes = _figure(title)
     for measured, colour in zip(passes, _MEMORY_COLOURS, strict=False):
         heights = [held / 1e6 for held in measured.curve_bytes]
         label = f"{measured.name}: {format_bytes(measured.peak_bytes)}, {measured.seconds:.1f} s"
         axes.fill_between(measured.curve_seconds, heights, color=colour, alpha=0.18, linewidth=0)
         axes.plot(measured.curve_seconds, heights, color=colour, linewidth=2, label=label)
+    if budget is not None:
+        label = f"budget {format_bytes(budget)}"
+        axes.axhline(budget / 1e6, color=_GREY, linestyle="--", label=label)
     axes.set_xlabel("seconds since the start of the pass")
     axes.set_ylabel("memory above the start (MB)")
     axes.set_ylim(bottom=0)

@@ -15,7 +15,7 @@ from .memory import MeasuredPass
 if TYPE_CHECKING:  # rich is loaded only if a table is drawn
     from rich.table import Table
 
-__all__ = ["comparison_table", "plan_table", "profile_grid"]
+__all__ = ["Grid", "comparison_table", "plan_table", "profile_grid", "training_grid"]
 
 
 class Grid(NamedTuple):
@@ -97,6 +97,32 @@ def comparison_table(plain: MeasuredPass, checkpointed: MeasuredPass, difference
     )
     table.add_row("gradient difference", "", f"{difference:.1e}" if difference else "0", "relative")
     return table
+
+
+def training_grid(plain: MeasuredPass, budgeted: MeasuredPass, budget: int) -> Grid:
+    """Training plain and under a budget, side by side."""
+    memory = budgeted.peak_bytes / max(1, plain.peak_bytes)
+    used = budgeted.peak_bytes / max(1, budget)
+    time = budgeted.seconds / plain.seconds
+    return Grid(
+        "",
+        ("", plain.name, budgeted.name, "ratio"),
+        [
+            (
+                "peak memory",
+                format_bytes(plain.peak_bytes),
+                format_bytes(budgeted.peak_bytes),
+                f"{memory:.1%}",
+            ),
+            ("budget", "", format_bytes(budget), f"{used:.1%} used"),
+            (
+                "time of a step",
+                f"{plain.seconds:.2f} s",
+                f"{budgeted.seconds:.2f} s",
+                f"{time:.2f} x",
+            ),
+        ],
+    )
 
 
 def profile_grid(regions: Sequence[RegionTotals], notes: Sequence[str]) -> Grid:

@@ -1,4 +1,4 @@
-"""Where a checkpoint rests: in memory, rounded, or on disk. Knows no engine."""
+"""Stores of checkpoints: in memory, at reduced precision, on disk. They know no engine."""
 
 from __future__ import annotations
 

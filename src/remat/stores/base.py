@@ -1,10 +1,9 @@
-"""What a place for checkpoints is, and what it has to know of an engine's arrays.
+"""What a store of checkpoints is, and what it has to know of an engine's arrays.
 
-A `Store` is chosen by the user and serves any number of passes; a `Shelf` holds the checkpoints of
-one pass over one loop. A checkpoint is a list of leaves at rest: nobody changes them any more, so a
-shelf may keep them as they are, and what it hands out is at rest as well. A leaf that stands in a
-checkpoint twice is stored once and comes back as one, because to a step that works in place one
-array and two equal ones are not the same.
+A `Store` is chosen by the user and serves any number of passes. A `Shelf` holds the checkpoints of
+one pass over one loop. A checkpoint is a list of leaves that are not modified any more, neither by
+the caller nor by the store. A leaf that occurs twice in a checkpoint is stored once and comes back
+as one object: for a step that writes in place, one array and two equal ones are different.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ Narrow = Literal["bfloat16", "float16"]
 
 
 class Arrays(Protocol):
-    """What a store has to know of an engine's arrays; each engine has one.
+    """Describes an engine's arrays to stores.
 
-    Leaves that are no arrays (numbers of Python, text, None), and arrays that are more than memory
-    with a layout (of objects, sparse, of a subclass) have no kind: they are kept as they are.
+    Leaves that are no arrays (Python numbers, text, None), and arrays that are more than memory
+    with a layout (object arrays, sparse tensors, subclasses) have no kind: they are kept as is.
     """
 
     def nbytes(self, leaf: Any) -> int:
@@ -81,11 +80,11 @@ class Shelf(Protocol):
         ...
 
     def put(self, key: int, leaves: list[Any]) -> None:
-        """Store leaves at rest; what was stored under this key is forgotten."""
+        """Store leaves under a key, and forget what was stored there."""
         ...
 
     def get(self, key: int) -> list[Any]:
-        """Return the leaves, at rest; they stay stored."""
+        """Return the leaves; they stay stored."""
         ...
 
     def drop(self, key: int) -> None:
@@ -114,7 +113,7 @@ class RoundingShelf(Protocol):
 
 
 class Store(Protocol):
-    """Where checkpoints rest. One object serves many passes, and many threads at once."""
+    """Stores checkpoints. One object serves many passes, also concurrently."""
 
     @property
     def on_disk(self) -> bool:
@@ -122,12 +121,12 @@ class Store(Protocol):
         ...
 
     def open(self, arrays: Arrays) -> Shelf:
-        """Make a shelf for one pass."""
+        """Return a shelf for one pass."""
         ...
 
 
 def distinct(leaves: list[Any]) -> tuple[list[Any], list[int]]:
-    """Return each object once, and for each leaf where it stands among them.
+    """Return each object once, and for each leaf its index among them.
 
     >>> distinct(["a", "b", "a"])
     (['a', 'b'], [0, 1, 0])

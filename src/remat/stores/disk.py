@@ -13,8 +13,8 @@ from statistics import median
 from typing import Any
 
 from ..errors import StoreError
+from .async_writer import Checkpoint, Writer
 from .base import Arrays
-from .clerk import Checkpoint, Clerk
 from .files import check_space, write_file
 from .folders import Folder, sweep
 
@@ -25,9 +25,9 @@ class DiskStore:
     """Keeps checkpoints on disk, bit for bit.
 
     Every pass has a folder of its own, with rights for its owner only, in `directory` (which must
-    exist) or else in the system's directory for temporary files. A thread in the background writes
-    checkpoints, of which at most 2 wait in memory, and on the way back it reads the next one ahead;
-    small ones are written and read at once, which is quicker.
+    exist) or else in the system's directory for temporary files. A background thread writes
+    checkpoints, at most 2 of which wait in memory, and prefetches the next one in backward. Small
+    checkpoints are written and read synchronously, which is faster.
     A full disk, a directory that cannot be written to, and a file that does not come back as it was
     written are a `StoreError`.
 
@@ -48,7 +48,7 @@ class DiskStore:
         self.directory = None if directory is None else os.fspath(directory)
 
     def open(self, arrays: Arrays) -> DiskShelf:
-        """Make a shelf for one pass."""
+        """Return a shelf for one pass."""
         return DiskShelf(arrays, self._folder())
 
     def measure(self, arrays: Arrays, leaves: list[Any]) -> tuple[float, float]:
@@ -65,7 +65,7 @@ class DiskStore:
         return median(write for write, _ in found), median(read for _, read in found)
 
     def free_bytes(self) -> int:
-        """Return how much room there is."""
+        """Return the free space of the disk."""
         try:
             return shutil.disk_usage(self._parent()).free
         except OSError as error:
@@ -81,7 +81,7 @@ class DiskStore:
             parent = tempfile.gettempdir() if self.directory is None else self.directory
         except FileNotFoundError as error:
             raise StoreError(f"{error}; give DiskStore(directory=…) one") from error
-        return os.path.abspath(parent)  # the program may go elsewhere
+        return os.path.abspath(parent)  # the program may change its working directory
 
     def __repr__(self) -> str:
         return "DiskStore()" if self.directory is None else f"DiskStore({self.directory!r})"
@@ -108,11 +108,11 @@ class DiskShelf:
     def __init__(self, arrays: Arrays, folder: Folder) -> None:
         self._arrays = arrays
         self._held: dict[int, Checkpoint] = {}
-        self._numbers = itertools.count()  # of files: a key may come again while its file goes
-        self._clerk = Clerk(folder)
-        self._told = False  # of the clerk's failure
-        # Called once: by `close`, or when nobody refers to the shelf, or when Python ends.
-        self._finish = weakref.finalize(self, self._clerk.dismiss)
+        self._numbers = itertools.count()  # of files: not by key, which may be reused early
+        self._writer = Writer(folder)
+        self._is_reported = False  # the writer's failure
+        # Called once: by `close`, when the shelf is garbage-collected, or when Python exits.
+        self._finish = weakref.finalize(self, self._writer.close)
 
     @property
     def nbytes(self) -> int:
@@ -120,31 +120,31 @@ class DiskShelf:
 
     def put(self, key: int, leaves: list[Any]) -> None:
         self._check()
-        self._clerk.wait_for_room()
-        path = self._clerk.folder.file(next(self._numbers))
+        self._writer.wait_for_room()
+        path = self._writer.folder.file(next(self._numbers))
         checkpoint = Checkpoint(self._arrays, leaves, path)
-        self._clerk.check_space(checkpoint.nbytes)
+        self._writer.check_space(checkpoint.nbytes)
         self._check()
         if key in self._held:
             self.drop(key)
         self._held[key] = checkpoint
-        self._clerk.write(checkpoint)
+        self._writer.write(checkpoint)
 
     def get(self, key: int) -> list[Any]:
         self._check()
         checkpoint = self._held[key]
-        parts = self._clerk.fetch(checkpoint)
+        parts = self._writer.fetch(checkpoint)
         self._check()
-        # A loop goes backwards, so the next to be asked for is the nearest one below.
+        # A loop goes backward, so the nearest one below comes next.
         below = max((k for k in self._held if k < key), default=None)
         if below is not None:
-            self._clerk.read_ahead(self._held[below])
+            self._writer.prefetch(self._held[below])
         return checkpoint.leaves(self._arrays, parts)
 
     def drop(self, key: int) -> None:
         checkpoint = self._held.pop(key)
-        if os.getpid() == self._clerk.process and not self._clerk.dismissed:
-            self._clerk.drop(checkpoint)
+        if os.getpid() == self._writer.process and not self._writer.closed:
+            self._writer.drop(checkpoint)
 
     def __contains__(self, key: object) -> bool:
         return key in self._held
@@ -155,20 +155,20 @@ class DiskShelf:
     def close(self) -> None:
         self._held.clear()
         self._finish()
-        if self._clerk.failure is not None and not self._told:
-            self._tell()
+        if self._writer.failure is not None and not self._is_reported:
+            self._raise_failure()
 
     def _check(self) -> None:
-        if os.getpid() != self._clerk.process:
+        if os.getpid() != self._writer.process:
             raise StoreError(
-                f"these checkpoints on disk belong to process {self._clerk.process}, of which "
+                f"these checkpoints on disk belong to process {self._writer.process}, of which "
                 f"this one ({os.getpid()}) is a fork; run the whole pass in one process"
             )
-        if self._clerk.failure is not None:
-            self._tell()
-        if self._clerk.dismissed:
+        if self._writer.failure is not None:
+            self._raise_failure()
+        if self._writer.closed:
             raise StoreError("these checkpoints on disk were removed: their pass is over")
 
-    def _tell(self) -> None:
-        self._told = True
-        raise StoreError(self._clerk.failure)
+    def _raise_failure(self) -> None:
+        self._is_reported = True
+        raise StoreError(self._writer.failure)

@@ -1,4 +1,4 @@
-"""A folder of our own on disk that goes away with us, and the leftovers of those who died.
+"""The folder of a pass on disk, and the removal of folders of dead processes.
 
 A process that is killed cannot tidy up. So every folder holds a file `owner` that its process keeps
 locked while it lives: the operating system lets go of the lock when the process ends, however it
@@ -18,7 +18,7 @@ from .files import refusal
 
 try:
     import fcntl
-except ImportError:  # Windows: leftovers stay, since nobody can tell whose they are
+except ImportError:  # pragma: no cover  (Windows: leftovers stay, since their owner is unknown)
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["Folder", "sweep"]
@@ -56,7 +56,7 @@ class Folder:
                     os.unlink(os.path.join(self.path, name))
         with suppress(OSError):
             os.rmdir(self.path)
-        if self._lock is not None:  # last: until here nobody may take it for a leftover
+        if self._lock is not None:  # last: until here it must not look abandoned
             os.close(self._lock)
             self._lock = None
 
@@ -67,9 +67,9 @@ def _lock_new(path: str) -> int | None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Written only when it is locked: an owner without a name is one that is just moving in.
+        # Written only when it is locked: an owner file without a name is just being created.
         os.write(descriptor, _here())
-    except OSError:  # a disk without locks: then it is nobody's leftover, ever
+    except OSError:  # a disk without locks: it is never removed as abandoned
         with suppress(OSError):
             os.unlink(path)
     return descriptor
@@ -81,7 +81,7 @@ def _here() -> bytes:
 
 
 def _owner_last(names: list[str]) -> list[str]:
-    """Whoever is killed on the way leaves what can still be told to be a leftover."""
+    """If the process is killed meanwhile, the rest can still be recognized as abandoned."""
     return sorted(names, key=_OWNER.__eq__)
 
 
@@ -92,7 +92,7 @@ def sweep(parent: str) -> None:
     with suppress(OSError):
         for name in os.listdir(parent):
             if _NAME.fullmatch(name):
-                with suppress(OSError):  # it is another's, or it is going away just now
+                with suppress(OSError):  # it is another's, or just being removed
                     _remove_if_dead(os.path.join(parent, name))
 
 
@@ -106,7 +106,7 @@ def _remove_if_dead(path: str) -> None:
         try:
             if os.read(owner, 1024) != _here():
                 return
-            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while somebody lives
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
             names = os.listdir(folder)
             if all(map(_FILE.fullmatch, names)):
                 for name in _owner_last(names):

@@ -11,12 +11,12 @@ __all__ = ["MemoryShelf", "MemoryStore"]
 
 
 class MemoryStore:
-    """Keeps checkpoints in memory as they are: the default, exact and without any cost."""
+    """Keeps checkpoints in memory as they are: the default, exact and without overhead."""
 
     on_disk = False
 
     def open(self, arrays: Arrays) -> MemoryShelf:
-        """Make a shelf for one pass."""
+        """Return a shelf for one pass."""
         return MemoryShelf(arrays)
 
     def __repr__(self) -> str:
@@ -34,9 +34,9 @@ class MemoryShelf:
 
     @property
     def nbytes(self) -> int:
-        return sum(map(self._weigh, self._held.values()))
+        return sum(map(self._nbytes_of, self._held.values()))
 
-    def _weigh(self, leaves: list[Any]) -> int:
+    def _nbytes_of(self, leaves: list[Any]) -> int:
         return sum(map(self._arrays.nbytes, distinct(leaves)[0]))
 
     def put(self, key: int, leaves: list[Any]) -> None:

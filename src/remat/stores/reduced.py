@@ -34,7 +34,7 @@ class ReducedPrecisionStore:
         self.dtype: Narrow = dtype
 
     def open(self, arrays: Arrays) -> ReducedPrecisionShelf:
-        """Make a shelf for one pass."""
+        """Return a shelf for one pass."""
         return ReducedPrecisionShelf(arrays, self.dtype)
 
     def __repr__(self) -> str:

@@ -73,6 +73,35 @@ def test_the_peak_keeps_to_the_budget(budget) -> None:
     assert peak(lambda: remat.grad(loss)(np.ones(SIZE))) < 1.1 * limit
 
 
+SMALL = 8  # floats: what Python needs for a checkpoint is more than its numbers
+BUDGET = 400_000
+PASS = 50_000  # what Python needs for a pass, whatever it holds
+
+
+@pytest.mark.parametrize("leaves", [1, 4])
+@pytest.mark.parametrize("schedule", ["auto", "revolve", "uniform"])
+def test_small_states_keep_to_the_budget(schedule, leaves) -> None:
+    def small_step(state):
+        return tuple(np.sin(leaf) for leaf in state)
+
+    def loss(x):
+        state = tuple(x + i for i in range(leaves))
+        options = {"memory_budget": BUDGET, "schedule": schedule}
+        return np.sum(remat.checkpointed_loop(small_step, state, 800, **options)[0][0])
+
+    assert peak(lambda: remat.grad(loss)(np.ones(SMALL))) < 1.15 * BUDGET + PASS
+
+
+def test_a_while_loop_of_small_states_keeps_to_the_budget() -> None:
+    def loss(x):
+        state = remat.checkpointed_while(
+            lambda s: s[1] < 800, lambda s: (np.sin(s[0]), s[1] + 1), (x, 0), memory_budget=BUDGET
+        )[0]
+        return np.sum(state[0])
+
+    assert peak(lambda: remat.grad(loss)(np.ones(SMALL))) < 1.15 * BUDGET + PASS
+
+
 def test_a_segment_holds_its_inputs_only() -> None:
     def deep(x):
         for _ in range(40):

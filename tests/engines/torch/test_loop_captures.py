@@ -271,7 +271,7 @@ def test_hooks_inside_of_a_step(schedule) -> None:
     same(program, lambda: (state().requires_grad_(), matrices(1)), Remat(schedule=schedule))
 
 
-# -- what is put aside -----------------------------------------------------------------------------
+# -- what is stored -----------------------------------------------------------------------------
 
 
 @ALL
@@ -337,7 +337,7 @@ def test_a_step_that_uses_what_an_earlier_one_put_aside_is_refused(schedule, dir
         aside.append(s if direct else s * 2)
         return new
 
-    with pytest.raises(remat.UnsupportedError, match="earlier step and put aside"):
+    with pytest.raises(remat.UnsupportedError, match="earlier step and stored"):
         Remat(schedule=schedule).loop(step, x, 7)
 
 
@@ -352,7 +352,7 @@ def test_what_one_loop_put_aside_is_refused_in_another(schedule) -> None:
 
     y = Remat(schedule=schedule).loop(first, x, 7)
     z = Remat(schedule=schedule).loop(lambda s: s * aside[3], y, 3)
-    with pytest.raises((remat.UnsupportedError, RuntimeError), match=r"put aside|second time"):
+    with pytest.raises((remat.UnsupportedError, RuntimeError), match=r"stored|second time"):
         z.sum().backward()
 
 

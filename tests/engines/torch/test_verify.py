@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import remat
+from remat.engines.torch.referenced_tensors import referenced_tensors
 
 
 def leaf(*shape: int) -> Tensor:
@@ -192,3 +193,31 @@ def test_nothing_to_compare() -> None:
 def test_a_wrapped_function_is_compared_without_its_wrapper() -> None:
     found = remat.verify(remat.checkpoint(lambda x: x.sin().exp()), leaf(3))
     assert found.ops >= 1
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.weight = torch.ones(3, requires_grad=True)
+
+
+PLAIN = Plain()
+
+
+def has_a_default(x, weight=torch.ones(3, requires_grad=True)):  # noqa: B008  (what this is about)
+    return x * weight
+
+
+def refers_to_an_object(x):
+    return x * PLAIN.weight
+
+
+@pytest.mark.parametrize("function", [has_a_default, refers_to_an_object, Plain.__init__])
+def test_gradients_of_every_tensor_that_a_function_refers_to(function) -> None:
+    found = referenced_tensors(function)
+    expected = {
+        has_a_default: [has_a_default.__defaults__[0]],
+        refers_to_an_object: [PLAIN.weight],
+        Plain.__init__: [],
+    }[function]
+    assert [id(tensor) for tensor in found.sources.values()] == [id(t) for t in expected]
+    assert not found.buffers

@@ -13,105 +13,35 @@ only remembered: most do no harm, and are asked for where nothing else shows tha
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import functools
-import os
 import sys
-import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from autograd.tracer import isbox
 
 from ...errors import RecomputeMismatchError, UnsupportedError
+from ...introspect import GONE, NOWHERE, Attribute, Item, Place, name_of, references
 from .randomness import GENERATORS
-from .slots import GONE, Slots, are, group
+from .slots import Slots, are, group
 
 __all__ = ["Captures", "capture"]
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))
 _NUMBERS = (bool, int, float, complex, np.generic)
-_LISTS = (list, collections.deque)
-_WALKED_STANDARD_TYPES = (types.SimpleNamespace, collections.UserDict, collections.UserList)
 _CachedFunction = type(functools.lru_cache(lambda: None))
-# Nobody hides a traced array inside these, and their objects refer to half the world.
-_FRAMEWORKS = {
-    *("numpy", "autograd", "scipy", "pandas", "matplotlib", "torch", "jax", "jaxlib", "rich"),
-    *("optree", "pytest", "_pytest", "hypothesis", "remat"),
-}
-_STANDARD_LIBRARY = Path(os.__file__).parent
-
-
-class _Place(NamedTuple):
-    """Somewhere that a value is referred to; of this class if it cannot be exchanged there."""
-
-    owner: Any = None
-    key: Any = None
-    name: str = ""  # of a variable; other places are named after their owner
-
-    def get(self) -> Any:
-        return GONE
-
-    def put(self, value: Any) -> None:
-        pass
-
-    @property
-    def suffix(self) -> str:
-        return ""
-
-
-class _Item(_Place):
-    __slots__ = ()
-
-    def get(self) -> Any:
-        try:
-            return self.owner[self.key]
-        except (LookupError, TypeError):
-            return GONE
-
-    def put(self, value: Any) -> None:
-        self.owner[self.key] = value
-
-    @property
-    def suffix(self) -> str:
-        return f"[{self.key!r}]"
-
-
-class _Attribute(_Place):
-    __slots__ = ()
-
-    def get(self) -> Any:
-        try:
-            return getattr(self.owner, self.key)
-        except (AttributeError, ValueError):
-            return GONE
-
-    def put(self, value: Any) -> None:
-        # Not setattr for plain objects: frozen dataclasses refuse it, and properties would run.
-        special = types.CellType | types.FunctionType | types.ModuleType | type
-        write = setattr if isinstance(self.owner, special) else object.__setattr__
-        write(self.owner, self.key, value)
-
-    @property
-    def suffix(self) -> str:
-        return f".{self.key}"
-
-
-_NOWHERE = _Place()
 
 
 def _is_item(place: Any) -> bool:
-    return isinstance(place, _Item)
+    return isinstance(place, Item)
 
 
 class _Change(NamedTuple):
     """A number that is no longer what it was."""
 
-    place: _Place
+    place: Place
     before: Any
     after: Any
 
@@ -123,14 +53,14 @@ class Captures:
         self.boxes: list[Any] = []  # or arrays, if those were asked for
         self.buffers: list[Any] = []  # arrays of whole numbers and the like
         self.generators: list[Any] = []
-        self.found_at: dict[int, _Place] = {}  # where the search came first upon an object
+        self.found_at: dict[int, Place] = {}  # where the search came first upon an object
         self._holders = holders
-        self._places: list[tuple[_Place, Any]] = []  # and what stands there
+        self._places: list[tuple[Place, Any]] = []  # and what stands there
         self._slots: list[Slots] | None = None
         self._prepared: list[tuple[Sequence[Any], list[list[Any]]]] = []  # for the last `values`
         self._numbers: dict[int, int] = {}
         self._known: dict[Any, Any] = {}
-        self._watched: dict[Any, tuple[_Place, Any]] = {}  # numbers, as they were when found
+        self._watched: dict[Any, tuple[Place, Any]] = {}  # numbers, as they were when found
         self._change: _Change | None = None
 
     @contextmanager
@@ -197,18 +127,8 @@ class Captures:
                 self._change = _Change(place, before, now)
         return self._change
 
-    def _name(self, place: _Place) -> str:
-        """Name a place by the way that the search took to it: "model.layers[0].calls"."""
-        name, way = place.name, ""
-        while not name:
-            if place is _NOWHERE:
-                return "something"
-            owner, way = place.owner, place.suffix + way
-            place = self.found_at.get(id(owner), _NOWHERE)
-            name = place.name
-            if not name and id(place.owner) not in self.found_at:  # the function itself, `self`
-                name = getattr(owner, "__name__", type(owner).__name__)
-        return name + way
+    def _name(self, place: Place) -> str:
+        return name_of(place, self.found_at)
 
     def _left_behind(self) -> list[tuple[Any, Any]]:
         now = capture(self._holders)
@@ -240,14 +160,14 @@ class Captures:
             self._numbers[id(box)] = len(self.boxes)
             self.boxes.append(box)
 
-    def place(self, place: _Place, original: Any) -> None:
+    def place(self, place: Place, original: Any) -> None:
         self._places.append((place, original))
         self._slots = None
 
     def names(self) -> list[str]:
         """Name every box by a variable, an attribute or an entry that refers to it."""
         found = {id(original): place for place, original in reversed(self._places)}
-        return [self._name(found.get(id(box), _NOWHERE)) for box in self.boxes]
+        return [self._name(found.get(id(box), NOWHERE)) for box in self.boxes]
 
     def numbers(self) -> dict[Any, Any]:
         """Return the numbers that the functions close over, as they are now, by place."""
@@ -276,8 +196,8 @@ class Captures:
         elif isinstance(value, np.ndarray) and value.flags.writeable:
             self.buffers.append(value)
 
-    def watch(self, place: _Place, number: Any) -> None:
-        if place is not _NOWHERE:
+    def watch(self, place: Place, number: Any) -> None:
+        if isinstance(place, Item | Attribute):
             self._watched[id(place.owner), place.key] = place, number
 
 
@@ -304,7 +224,7 @@ def capture(holders: Sequence[list[Any]], *, arrays: bool = False) -> Captures:
     is_wanted = _is_box_or_floats if arrays else isbox
     found = Captures(holders)
     seen = found.found_at
-    work: list[tuple[Any, _Place]] = [(holder[0], _Item(holder, 0)) for holder in holders]
+    work: list[tuple[Any, Place]] = [(holder[0], Item(holder, 0)) for holder in holders]
     while work:
         value, place = work.pop()
         if _is_number(value):
@@ -323,16 +243,16 @@ def capture(holders: Sequence[list[Any]], *, arrays: bool = False) -> Captures:
                 for box in boxes:
                     found.note(box)
                 found.place(place, value)
-            work += _children(value)
+            work += references(value)
         elif id(value) not in seen:
             seen[id(value)] = place
             if isinstance(value, GENERATORS):
                 found.generators.append(value)
             elif isinstance(value, _CachedFunction):
                 found.know(value)
-                work.append((value.__wrapped__, _NOWHERE))
+                work.append((value.__wrapped__, NOWHERE))
             else:
-                work += _children(value)
+                work += references(value)
     return found
 
 
@@ -352,104 +272,3 @@ def _inside(value: Any, is_wanted: Callable[[Any], bool]) -> Iterator[Any]:
             yield from _inside(part, is_wanted)
     elif isinstance(value, functools.partial):
         yield from _inside((value.func, *value.args, *value.keywords.values()), is_wanted)
-
-
-def _children(value: Any) -> list[tuple[Any, _Place]]:  # noqa: PLR0912  (one branch a kind)
-    """Return what `value` refers to, each with the place where it stands."""
-    if isinstance(value, tuple):
-        # A box in here is exchanged together with the tuple; anything mutable by itself.
-        return [(part, _NOWHERE) for part in (*value, type(value))]
-    if isinstance(value, functools.partial):
-        return _children((value.func, *value.args, *value.keywords.values()))
-    if isinstance(value, types.FunctionType):
-        return _of_function(value)
-    if isinstance(value, types.MethodType):
-        return [(value.__self__, _NOWHERE), (value.__func__, _NOWHERE)]
-    if isinstance(value, types.BuiltinMethodType):
-        return [(value.__self__, _NOWHERE)] if isinstance(value.__self__, GENERATORS) else []
-    if isinstance(value, staticmethod | classmethod):
-        return [(value.__func__, _NOWHERE)]
-    if isinstance(value, property):
-        return [(value.fget, _NOWHERE)]
-    if isinstance(value, functools.cached_property):
-        return [(value.func, _NOWHERE)]
-    if isinstance(value, _LISTS):
-        return [(part, _Item(value, i)) for i, part in enumerate(value)]
-    if isinstance(value, dict):
-        return [(part, _Item(value, key)) for key, part in value.items()]
-    if isinstance(value, type):
-        if _is_opaque(value):
-            return []
-        inside = [(part, _Attribute(value, name)) for name, part in vars(value).items()]
-        return inside + [(base, _NOWHERE) for base in value.__bases__]
-    if isinstance(value, types.ModuleType) or _is_opaque(type(value)):
-        return []
-    attributes = [(part, _Attribute(value, name)) for name, part in _attributes(value)]
-    return [*attributes, (type(value), _NOWHERE)]
-
-
-def _of_function(function: types.FunctionType) -> list[tuple[Any, _Place]]:
-    if _is_opaque(function):
-        return []
-    children: list[tuple[Any, _Place]] = []
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            children.append((cell.cell_contents, _Attribute(cell, "cell_contents", name)))
-        except ValueError:  # a name that has no value yet
-            continue
-    if function.__defaults__:
-        children.append((function.__defaults__, _Attribute(function, "__defaults__")))
-    children += [
-        (value, _Item(table, key, f"{function.__name__}.{key}"))
-        for table in (function.__kwdefaults__ or {}, function.__dict__)
-        for key, value in table.items()
-    ]
-    table, names = function.__globals__, _names_in(function.__code__)
-    for name in names & table.keys():
-        value = table[name]
-        children.append((value, _Item(table, name, name)))
-        if isinstance(value, types.ModuleType) and not _is_library(
-            value.__name__.partition(".")[0]
-        ):
-            children += [
-                (getattr(value, inner), _Attribute(value, inner))
-                for inner in names
-                if hasattr(value, inner)
-            ]
-    return children
-
-
-@functools.lru_cache(maxsize=256)
-def _names_in(code: types.CodeType) -> frozenset[str]:
-    inner = (_names_in(const) for const in code.co_consts if isinstance(const, types.CodeType))
-    return frozenset(code.co_names).union(*inner)
-
-
-def _is_opaque(thing: Any) -> bool:
-    if isinstance(thing, type) and (
-        dataclasses.is_dataclass(thing) or issubclass(thing, _WALKED_STANDARD_TYPES)
-    ):
-        return False
-    return _is_library((getattr(thing, "__module__", None) or "").partition(".")[0])
-
-
-@functools.cache
-def _is_library(name: str) -> bool:
-    """Tell a framework or the standard library from a program's own module of the same name."""
-    if name in _FRAMEWORKS:
-        return True
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return name in sys.stdlib_module_names and (
-        file is None or _STANDARD_LIBRARY in Path(file).parents
-    )
-
-
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    yield from list(getattr(value, "__dict__", {}).items())
-    for cls in type(value).__mro__:
-        slots = cls.__dict__.get("__slots__", ())
-        for slot in (slots,) if isinstance(slots, str) else slots:
-            hidden = slot.startswith("__") and not slot.endswith("__")
-            name = f"_{cls.__name__.lstrip('_')}{slot}" if hidden else slot
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                yield name, getattr(value, name)

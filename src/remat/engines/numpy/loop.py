@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,20 +11,16 @@ from autograd.extend import primitive
 from autograd.tracer import isbox, trace_stack
 
 from ... import trees
-from ...errors import RecomputeMismatchError, UnsupportedError
+from ...errors import UnsupportedError
 from ...loops import (
-    Account,
     Budget,
     KnownLength,
     Length,
     LoopOptions,
+    LoopPass,
     LoopRun,
-    LoopTales,
-    Measured,
     Progress,
     UnknownLength,
-    Watcher,
-    checkpoints_of,
     state_and_output,
 )
 from ...stores import MemoryStore, Store
@@ -62,10 +57,9 @@ def run_loop(
     outputs = Outputs(options.steps, wanted=scan)
     name = "checkpointed_scan" if scan else "checkpointed_loop"
     length = KnownLength(options, progress)
-    body = _Pass(name, loop.steps(call, outputs), loop, length, progress)
-    final, stacks = body.results_of(loop) if loop.is_traced else body.plainly(loop)
+    final, stacks, checkpoints = _run(name, loop.steps(call, outputs), loop, length, progress)
     ys = trees.unflatten(outputs.structure, stacks) if outputs.structure is not None else ()
-    return final, ys, body.checkpoints(loop)
+    return final, ys, checkpoints
 
 
 def run_while(
@@ -84,12 +78,12 @@ def run_while(
 
     def call(state: Any, x: Any) -> tuple[Any, Any]:
         new = step[0](state)
-        # A condition that draws random numbers has to draw them again, too.
+        # A condition that draws random numbers has to draw them again.
         if replay:
             goes_on[0](new)
         return new, None
 
-    # (Something of their own that both refer to: a pass that `call` knows would be a cycle.)
+    # (Shared by `call` and the length: a reference to the pass would be a cycle.)
     replay: list[Any] = []
     steps = loop.steps(call, Outputs(0, wanted=False))
 
@@ -103,9 +97,8 @@ def run_while(
         memory_budget,
         store or MemoryStore(),
     )
-    body = _Pass("checkpointed_while", steps, loop, length, progress)
-    final, _ = body.results_of(loop) if loop.is_traced else body.plainly(loop)
-    return final, body.checkpoints(loop)
+    final, _, checkpoints = _run("checkpointed_while", steps, loop, length, progress)
+    return final, checkpoints
 
 
 class _Loop:
@@ -140,155 +133,94 @@ class _Loop:
         )
 
 
-class _Pass:
-    """One run of a loop: ahead once, and back as often as autograd asks."""
+class _Primitive:
+    """A traced loop as a primitive of autograd: what `run_as_one` runs."""
 
     name = "checkpointed loop"
 
-    def __init__(
-        self,
-        shown_name: str,
-        steps: Steps,
-        loop: _Loop,
-        length: Length,
-        progress: Progress | None,
-    ) -> None:
-        self.shown_name = shown_name
-        self.steps = steps
-        self.length = length
-        self.initial = HeldState(_plain_leaves(loop.leaves), steps.randomness.moment())
-        self.inputs = [*self.initial.leaves, *steps.inputs.leaves, *steps.captured]
-        self.progress = progress
-        self.run: Run | None = None
+    def __init__(self, loop: LoopPass, steps: Steps) -> None:
         self.traced: list[bool] = []  # leaves of the final state, stacked outputs: differentiable?
-        self.final: HeldState = self.initial
-        self.account = Account()
-        self.tales: LoopTales | None = None
-        if self.account.must_weigh and loop.is_traced:
-            made = [plain(value) for value in loop.values if is_made(value)]
-            self.tales = LoopTales(self.account, memories(made), _held_bytes, progress)
-
-    @property
-    def watcher(self) -> Watcher | None:
-        return self.tales or self.progress
-
-    def weighed(self, measured: Measured) -> None:
-        if self.tales:
-            tape_bytes = measured.tape_bytes - measured.state_bytes
-            self.tales.weighed(tape_bytes, plain_bytes=self.steps.plain_bytes)
-
-    def shown(self, *, last: bool) -> AbstractContextManager[None]:
-        return self.progress.shown(last=last) if self.progress else nullcontext()
-
-    def plainly(self, loop: _Loop) -> tuple[Any, list[Any]]:
-        """Run a loop that nobody differentiates."""
-        with self.shown(last=True):
-            self.run = self._start(traced=False)
-        stacks = self.steps.outputs.stacks
-        return trees.unflatten(loop.structure, self.final.leaves), stacks
-
-    def results_of(self, loop: _Loop) -> tuple[Any, list[Any]]:
-        """Run a traced loop as one primitive; return the final state and the stacked outputs."""
-        values = iter(run_as_one(self, loop.values))
-        raw = [*self.final.leaves, *self.steps.outputs.stacks]
-        # (Copies of the rest: what the caller writes to is not what re-runs are compared with.)
-        results = [next(values) if t else _copy(r) for t, r in zip(self.traced, raw, strict=True)]
-        count = len(loop.leaves)
-        return trees.unflatten(loop.structure, results[:count]), results[count:]
+        self._loop = loop
+        self._steps = steps
+        self._inputs = [*loop.initial.leaves, *steps.inputs.leaves, *steps.captured]
 
     def ahead(self) -> tuple[Any, ...]:
-        self.account.begin(self.shown_name)
-        with (
-            self.account.inside(),
-            self.steps.captures.filled(self.steps.captured),
-            self.shown(last=False),
-        ):
-            self.run = self._start(traced=True)
-        if self.tales:
-            self.tales.settle()
-        self.steps.captures.refuse_leftovers()
-        self.steps.randomness.watch_only_used(self.initial.moment, self.steps.randomness.moment())
-        results = [*self.final.leaves, *self.steps.outputs.stacks]
+        """Run forward; return the differentiable results."""
+        self._loop.forward()
+        results = self.results
         self.traced = [is_differentiable(result) for result in results]
         return tuple(r for r, traced in zip(results, self.traced, strict=True) if traced)
 
+    @property
+    def results(self) -> list[Any]:
+        return [*self._loop.final.leaves, *self._steps.outputs.stacks]
+
     def back(self, gradients: Sequence[Any]) -> list[Any]:
-        """Return a gradient for each input: state, per-step inputs, what is closed over."""
-        steps, count = self.steps, len(self.initial.leaves)
+        """Return a gradient for each input: state, per-step inputs, captures."""
         parts = iter(gradients)
         seeds = [next(parts) if traced else None for traced in self.traced]
-        steps.start_gradients()
-        steps.outputs.gradients = seeds[count:]
-        now = steps.randomness.moment()
-        known, steps.seconds = self.run.evaluations if self.run else 0, 0.0
-        if self.tales:
-            self.tales.is_ahead = False
-        try:
-            with (
-                self.account.inside(),
-                steps.captures.filled(steps.captured),
-                self.shown(last=True),
-            ):
-                run, self.run = self.run or self._again(), None
-                state = self.length.back(run, self.final, seeds[:count])
-            if run.evaluations > known:
-                self.account.recomputed(run.evaluations - known, steps.seconds)
-            self.account.rounded(run.storing_error)
-        finally:
-            steps.randomness.go_to(now)
-            steps.outputs.gradients = ()
-        captured = [None if total is None else total[0] for total in steps.captured_sums]
-        found = [*state, *steps.inputs.gradients, *captured]
-        steps.start_gradients()
+        count = len(self._loop.initial.leaves)
+        found = self._loop.backward(seeds[:count], seeds[count:])
         return [
             zeros_like(value) if gradient is None and is_differentiable(value) else gradient
-            for value, gradient in zip(self.inputs, found, strict=True)
+            for value, gradient in zip(self._inputs, found, strict=True)
         ]
 
-    def _again(self) -> Run:
-        """Run ahead once more: the checkpoints of the first time were used up."""
-        known = self.final
-        run = self._start(traced=True)
-        difference = self.steps.difference(self.final, known)
-        if difference:
-            raise RecomputeMismatchError(f"the whole loop was run again and its final {difference}")
-        return run
 
-    def checkpoints(self, loop: _Loop) -> Checkpoints:
-        """Return the states that are held, as the caller sees them."""
-        anchor = next((value for value in loop.values if isbox(value)), None)
+def _run(
+    name: str, steps: Steps, given: _Loop, length: Length, progress: Progress | None
+) -> tuple[Any, list[Any], Checkpoints]:
+    """Run a loop; return the final state, the stacked outputs and the checkpoints."""
+    initial = HeldState(_plain_leaves(given.leaves), steps.randomness.snapshot())
+    loop = LoopPass(
+        name,
+        steps,
+        initial,
+        length,
+        progress,
+        traced=given.is_traced,
+        made=lambda: memories([plain(value) for value in given.values if is_made(value)]),
+    )
+    if given.is_traced:
+        results = _run_traced(_Primitive(loop, steps), given.values)
+    else:
+        loop.forward_untraced()
+        results = [*loop.final.leaves, *steps.outputs.stacks]
+    count = len(given.leaves)
+    final = trees.unflatten(given.structure, results[:count])
+    return final, results[count:], _checkpoints(loop, given)
 
-        def shown(leaf: Any) -> Any:
-            if anchor is None or not is_differentiable(leaf):
-                return leaf.copy() if isinstance(leaf, np.ndarray) and anchor is not None else leaf
-            return _just_a_look(leaf, anchor)
 
-        return checkpoints_of(
-            self.run, lambda state: trees.unflatten(loop.structure, map(shown, state.leaves))
-        )
+def _run_traced(primitive: _Primitive, values: Sequence[Any]) -> list[Any]:
+    boxes = iter(run_as_one(primitive, values))
+    # (Copies of the rest: the caller may write to them, and re-runs are compared with them.)
+    pairs = zip(primitive.traced, primitive.results, strict=True)
+    return [next(boxes) if traced else _copy(result) for traced, result in pairs]
 
-    def _start(self, *, traced: bool) -> Run:
-        """Run ahead: set `final` and return the run, ready to go back if `traced`."""
-        run, self.final = self.length.ahead(
-            self.steps,
-            self.initial,
-            traced=traced,
-            weighed=self.weighed if self.tales else None,
-            watcher=self.watcher,
-        )
-        return run
+
+def _checkpoints(loop: LoopPass, given: _Loop) -> Checkpoints:
+    """Return the states that are held, as the caller sees them."""
+    anchor = next((value for value in given.values if isbox(value)), None)
+
+    def shown(leaf: Any) -> Any:
+        if anchor is None:
+            return leaf
+        return _read_only(leaf, anchor) if is_differentiable(leaf) else _copy(leaf)
+
+    structure = given.structure
+    return loop.checkpoints(lambda held: trees.unflatten(structure, map(shown, held.leaves)))
 
 
 @primitive  # type: ignore[untyped-decorator]
-def _just_a_look(leaf: Any, anchor: Any) -> Any:
+def _read_only(leaf: Any, anchor: Any) -> Any:
     return leaf
 
 
 # A caller that changes what it looks at gets an array of its own; nothing is copied before.
-_just_a_look.copies_on_write = True
+_read_only.copies_on_write = True
 
 
-def _just_a_look_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Callable[[Any], Any]:
+def _read_only_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Callable[[Any], Any]:
     def vjp(g: Any) -> Any:
         raise UnsupportedError(
             "gradients do not flow through the checkpoints that a loop returns; to use states on "
@@ -298,7 +230,7 @@ def _just_a_look_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Callable
     return vjp
 
 
-defvjp_argnums(_just_a_look, _just_a_look_vjp)
+defvjp_argnums(_read_only, _read_only_vjp)
 
 
 def _plain_leaves(leaves: list[Any]) -> list[Any]:
@@ -314,10 +246,6 @@ def _plain_leaves(leaves: list[Any]) -> list[Any]:
 
 def _copy(leaf: Any) -> Any:
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
-
-
-def _held_bytes(state: HeldState) -> int:
-    return sum(memories(state.leaves).values())
 
 
 def _check_state(leaves: list[Any]) -> None:

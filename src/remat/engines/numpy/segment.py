@@ -100,7 +100,7 @@ class Segment:
         if options.preserve_rng_state:
             given = [leaf for leaf in self.leaves if isinstance(leaf, GENERATORS)]
             self.randomness = Randomness([*self.captures.generators, *given])
-        self.moment = self.randomness.last_moment if self.randomness else ()
+        self.moment = self.randomness.last_snapshot if self.randomness else ()
         self.results: list[Any] = []
         self.written: list[int] = []  # arguments that the function writes to: it gives them, too
         self.finals: list[Any] = []  # what they are after the call
@@ -143,7 +143,7 @@ class Segment:
             self._rehearse()
         if self.randomness:
             # A state is some 30 KB: not worth holding for a function that draws no numbers.
-            now = self.randomness.moment()
+            now = self.randomness.snapshot()
             self.moment = self.randomness.watch_only_used(self.moment, now)
         self.has_run = True
         self.captures.refuse_leftovers()
@@ -211,7 +211,7 @@ class Segment:
     def _set_back(self) -> None:
         """Undo what a run that did not come to its end has done to random and other numbers."""
         if self.randomness:
-            self.randomness.go_to(self.moment)
+            self.randomness.restore(self.moment)
         self.captures.set_numbers_back()
 
     def _refuse_writes_that_are_lost(self) -> None:
@@ -326,12 +326,12 @@ class Segment:
 
         @contextmanager
         def replayed() -> Any:
-            now = randomness.moment()
-            randomness.go_to(self.moment)
+            now = randomness.snapshot()
+            randomness.restore(self.moment)
             try:
                 yield
             finally:
-                randomness.go_to(now)
+                randomness.restore(now)
 
         return replayed()
 

@@ -10,9 +10,9 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-__all__ = ["GONE", "Place", "Slots", "are", "group"]
+from ...introspect import GONE
 
-GONE = object()  # stands for what is not there any more
+__all__ = ["Place", "Slots", "are", "group"]
 
 
 class Place(Protocol):

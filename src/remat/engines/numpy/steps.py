@@ -1,10 +1,11 @@
-"""The steps of a loop on NumPy arrays: the verbs that the loop runner asks for."""
+"""The steps of a loop on NumPy arrays: what the loop runner asks of an engine."""
 
 from __future__ import annotations
 
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from ...stores import Arrays
 from .arrays import NumpyArrays
 from .captures import Captures
 from .overlaps import copy_of, guarded, refuse_write_to_overlap
-from .randomness import Moment, Randomness
+from .randomness import GeneratorStates, Randomness
 from .tape import (
     Flagged,
     Recording,
@@ -25,7 +26,7 @@ from .tape import (
     refuse_boxes,
     zeros_like,
 )
-from .weighing import held_elsewhere, nbytes, references, traced_memory
+from .weighing import held_elsewhere, memories, nbytes, references, traced_memory
 
 __all__ = [
     "Gradients",
@@ -39,14 +40,21 @@ __all__ = [
     "read_only",
 ]
 
+# What Python needs beside the numbers, as measured with tracemalloc: it counts where states are
+# small. For a checkpoint: its record, the list of leaves, an entry in a table that grows, and the
+# object of each array.
+_CHECKPOINT_BYTES = 480
+_ARRAY_BYTES = 320
+_TAPE_BYTES = 240  # for a tape beside what its step leaves behind
+
 Gradients = list[Any]  # one for each leaf of the state; None is zero
 
 
 class HeldState(NamedTuple):
-    """A state at rest, with the moment of its random sources."""
+    """A held state, with the states of the random generators."""
 
     leaves: list[Any]
-    moment: Moment
+    random_state: GeneratorStates
 
 
 class RecordedStep(NamedTuple):
@@ -58,7 +66,7 @@ class RecordedStep(NamedTuple):
 
 
 class Steps:
-    """A loop body over raw arrays: runs, records and goes back through single steps.
+    """A loop body over raw arrays: runs and records steps, and goes backward through them.
 
     `call(state, step)` returns the next state and an output (None for plain loops).
     """
@@ -81,7 +89,7 @@ class Steps:
         self.call = call
         self.structure = structure
         self.single = structure.is_leaf()
-        self.traced = traced  # leaves of the initial state: does anybody ask for their gradient?
+        self.traced = traced  # leaves of the initial state: is their gradient needed?
         self.captures = captures
         self.captured = [read_only(value) for value in captured]
         self.shared = SharedRoots(self.captured)
@@ -89,21 +97,21 @@ class Steps:
         self.inputs = inputs
         self.outputs = outputs
         self.plain_bytes = 0  # what a step adds to a plain pass, if it was measured
-        self.seconds = 0.0  # that steps have taken, without the way back through them
-        self._reached = 0  # how far the loop was ever run: a second pass runs all of it again
-        self.start_gradients()
+        self.seconds = 0.0  # that steps have taken, without their backward
+        self._reached = 0  # the step that the first pass has reached
+        self.reset_gradients()
 
-    def start_gradients(self) -> None:
+    def reset_gradients(self) -> None:
         """Forget the gradients gathered so far."""
         self.shared.sums = {}
-        self.inputs.start_gradients()
+        self.inputs.reset_gradients()
 
     @property
     def captured_sums(self) -> list[Flagged | None]:
         """The gradients of what the step closes over, as far as they were gathered."""
         return [self.shared.sums.get(i) for i in range(len(self.captured))]
 
-    # -- verbs ---------------------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------
 
     def advance(self, state: Any, start: int, stop: int) -> Any:
         step, started = start, time.perf_counter()
@@ -112,7 +120,7 @@ class Steps:
         try:
             for step in range(start, stop):
                 state, output = call(state, take(step))
-                # A plain array is the usual case, and needs no search for what may be wrong.
+                # A plain array is the usual case, and needs no checks.
                 if not (self.single and type(state) is np.ndarray and state.flags.forc):
                     state = self._checked(state, step)
                 if collect:
@@ -127,14 +135,14 @@ class Steps:
 
     def hold(self, state: Any) -> HeldState:
         leaves, _ = trees.flatten(state)
-        return HeldState(_copies(leaves), self.randomness.moment())
+        return HeldState(_copies(leaves), self.randomness.snapshot())
 
     def resume(self, held: HeldState) -> Any:
-        self.randomness.go_to(held.moment)
+        self.randomness.restore(held.random_state)
         return trees.unflatten(self.structure, _copies(held.leaves))
 
-    def rest(self, state: Any) -> HeldState:
-        return HeldState(trees.flatten(state)[0], self.randomness.moment())
+    def hold_final(self, state: Any) -> HeldState:
+        return HeldState(trees.flatten(state)[0], self.randomness.snapshot())
 
     def record(self, held: HeldState, start: int, stop: int) -> RecordedStep:
         assert stop == start + 1
@@ -142,7 +150,7 @@ class Steps:
 
     def _record(self, held: HeldState, step: int) -> RecordedStep:
         leaves, started = held.leaves, time.perf_counter()
-        self.randomness.go_to(held.moment)
+        self.randomness.restore(held.random_state)
         given = trees.flatten(self.inputs.take(step))
         sizes = len(leaves), len(given[0])
 
@@ -174,7 +182,7 @@ class Steps:
         after = guarded(new, [_compact(leaf) for leaf in new])
         del new
         del results[:]  # the state after is held once, the outputs not at all
-        recorded = RecordedStep(recording, held, HeldState(after, self.randomness.moment()))
+        recorded = RecordedStep(recording, held, HeldState(after, self.randomness.snapshot()))
         if step < self._reached:
             self._refuse_doubt(recorded, step)
         self._reached = max(self._reached, step + 1)
@@ -187,7 +195,7 @@ class Steps:
     def after(self, recorded: RecordedStep) -> HeldState:
         return recorded.after
 
-    def step_back(self, recorded: RecordedStep, gradient: Gradients, start: int) -> Gradients:
+    def backward_steps(self, recorded: RecordedStep, gradient: Gradients, start: int) -> Gradients:
         seeds = gradient + self.outputs.seeds(start)
         count, given = len(gradient), self.inputs.count
         gathered = recorded.recording.go_back(seeds, [None] * (count + given), self.shared)
@@ -202,14 +210,14 @@ class Steps:
                 return f"state{name} {words}"
         return None
 
-    def apart(self, held: HeldState) -> tuple[list[Any], Moment]:
-        return held.leaves, held.moment
+    def split(self, held: HeldState) -> tuple[list[Any], GeneratorStates]:
+        return held.leaves, held.random_state
 
-    def together(self, leaves: list[Any], rest: Moment) -> HeldState:
+    def join(self, leaves: list[Any], rest: GeneratorStates) -> HeldState:
         return HeldState(leaves, rest)
 
     def now(self, held: HeldState) -> HeldState:
-        return HeldState(held.leaves, self.randomness.moment())
+        return HeldState(held.leaves, self.randomness.snapshot())
 
     @property
     def is_random(self) -> bool:
@@ -222,12 +230,49 @@ class Steps:
         self.captures.accept_constants()
 
     def state_bytes(self, held: HeldState) -> int:
-        return max(1, sum(map(nbytes, held.leaves)))
+        objects = _CHECKPOINT_BYTES + _ARRAY_BYTES * len(held.leaves)
+        return objects + sum(map(nbytes, held.leaves))
+
+    # -- a whole pass --------------------------------------------------------------------------
+
+    def forward_context(self) -> AbstractContextManager[None]:
+        return self.captures.filled(self.captured)
+
+    @contextmanager
+    def backward_context(self) -> Iterator[None]:
+        now = self.randomness.snapshot()
+        try:
+            with self.captures.filled(self.captured):
+                yield
+        finally:
+            self.randomness.restore(now)
+
+    def end_forward(self, initial: HeldState) -> None:
+        self.captures.refuse_leftovers()
+        self.randomness.watch_only_used(initial.random_state, self.randomness.snapshot())
+
+    def begin_backward(self) -> None:
+        """Nothing to check: what was modified shows in the states."""
+
+    end_backward = begin_backward
+
+    def restart(self, initial: HeldState) -> None:
+        """Nothing to do: random states are restored with the initial state."""
+
+    def is_unmodified(self, held: HeldState) -> bool:
+        return True  # the caller has copies
+
+    def other_gradients(self) -> list[Any]:
+        captured = [None if total is None else total[0] for total in self.captured_sums]
+        return [*self.inputs.gradients, *captured]
+
+    def resident_bytes(self, held: HeldState) -> int:
+        return sum(memories(held.leaves).values())
 
     # -- measuring -----------------------------------------------------------------------------
 
     def measure(self, initial: HeldState, *, exactly: bool) -> tuple[RecordedStep, Measured]:
-        """Record step 0 and weigh it: the bytes it leaves behind are its tape.
+        """Record step 0 and measure it: the bytes that stay allocated are its tape.
 
         What a pass needs beside its checkpoints is estimated, or, `exactly`, tried out.
         """
@@ -235,19 +280,19 @@ class Steps:
         with traced_memory() as used:
             base, known = used(), references(initial.leaves)
             recorded = self._record(initial, 0)
-            # What a scan collects belongs to the caller, and is made room for at once.
+            # The outputs of a scan belong to the caller; they are allocated as a whole.
             base += sum(map(nbytes, self.outputs.stacks))
             made = max(used() - base, state_bytes)
             self.plain_bytes = made - self._idle_bytes(recorded, known)
             peak = self._trial(recorded) - base if exactly else self._guess(made, state_bytes)
-        # Beside going back through a step: the working state, the state to compare with, and, in
-        # the hands of whoever differentiates, the final state and its gradient. A quarter more
+        # Beside the backward of a step: the working state, the state to compare with, and the
+        # final state and its gradient, which the caller holds. A quarter more
         # for what the allocator keeps for itself (measured from outside: up to 0.4 MB of 2 MB).
         working = 4 * state_bytes + peak + peak // 4
-        return recorded, Measured(state_bytes, made + state_bytes, working)
+        return recorded, Measured(state_bytes, made + _TAPE_BYTES + state_bytes, working)
 
     def _idle_bytes(self, recorded: RecordedStep, known: list[int]) -> int:
-        """Weigh what no tape needs of a state: neither that of the step before nor that after."""
+        """Return the bytes of a state that no tape needs, neither that before nor that after."""
         before, after = recorded.before.leaves, recorded.after.leaves
         needed = zip(references(before), known, held_elsewhere(after), strict=True)
         pairs = zip(after, needed, strict=True)
@@ -258,7 +303,7 @@ class Steps:
         return state_bytes + 2 * made + 3 * sum(map(nbytes, self.captured))
 
     def _trial(self, recorded: RecordedStep) -> int:
-        """Go back through a step twice, the second time adding to sums; return the peak."""
+        """Go backward through a step twice, adding to sums the second time; return the peak."""
         after = recorded.after.leaves
         seeds = [zeros_like(leaf) if is_differentiable(leaf) else None for leaf in after]
         seeds += [None] * (len(recorded.recording.ends) - len(seeds))
@@ -281,7 +326,7 @@ class Steps:
         return trees.unflatten(structure, compact)
 
     def _refuse_doubt(self, recorded: RecordedStep, step: int) -> None:
-        """A step that was run again has to show in its states that it did the same."""
+        """Refuse a step that was run again if its states cannot prove that it did the same."""
         before = zip(recorded.before.leaves, self.traced, strict=True)
         start = [leaf for leaf, t in before if is_differentiable(leaf) and (t or step > 0)]
         # Why not strict? The outputs of a scan come after the state.
@@ -317,7 +362,7 @@ class PerStep:
         # Copies: a step may work in place, and xs belongs to the caller.
         return trees.unflatten(self.structure, [_copy(leaf[step]) for leaf in self.leaves])
 
-    def start_gradients(self) -> None:
+    def reset_gradients(self) -> None:
         self.gradients = [None] * self.count
 
     def gather(self, step: int, gradients: list[Any]) -> None:

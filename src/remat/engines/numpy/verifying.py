@@ -20,7 +20,7 @@ from ...errors import RecomputeMismatchError
 from ...segments import SegmentOptions
 from ...verification import Verification
 from .captures import capture
-from .randomness import GENERATORS, Moment, Randomness
+from .randomness import GENERATORS, GeneratorStates, Randomness
 from .segment import Segment, fingerprint, name_of
 from .steps import difference_of
 from .tape import is_differentiable, plain, record, refuse_boxes, refuse_changed, zeros_like
@@ -56,7 +56,7 @@ class _Outcome(NamedTuple):
     gradients: list[Any]  # None for what is not differentiable
     numbers: dict[Any, Any]  # by place
     buffers: list[Any]
-    moment: Moment
+    moment: GeneratorStates
 
 
 class _Trial:
@@ -84,7 +84,7 @@ class _Trial:
         self.ops, self.ops_again = _Log(), _Log()
 
     def verdict(self) -> Verification:
-        moment = self.randomness.moment()
+        moment = self.randomness.snapshot()
         numbers, buffers = self.captures.numbers(), [b.copy() for b in self.captures.buffers]
         without = self._outcome(self._plainly, self.ops)
         self._set_back(numbers, buffers, moment)
@@ -138,13 +138,15 @@ class _Trial:
         ]
         output = trees.unflatten(structures[0], recording.results)
         numbers, buffers = self.captures.numbers(), [b.copy() for b in self.captures.buffers]
-        return _Outcome(output, gradients, numbers, buffers, self.randomness.moment())
+        return _Outcome(output, gradients, numbers, buffers, self.randomness.snapshot())
 
-    def _set_back(self, numbers: dict[Any, Any], buffers: list[Any], moment: Moment) -> None:
+    def _set_back(
+        self, numbers: dict[Any, Any], buffers: list[Any], moment: GeneratorStates
+    ) -> None:
         self.captures.put_numbers(numbers)
         for buffer, content in zip(self.captures.buffers, buffers, strict=True):
             buffer[...] = content
-        self.randomness.go_to(moment)
+        self.randomness.restore(moment)
 
     # -- what differs ----------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ __all__ = ["changing_mode", "why_it_counts"]
 # Modes whose code was checked: they call every op unchanged. Others of torch do not: its selective
 # checkpointing returns cached results, and draws no random numbers for them.
 _OBSERVERS = {
-    "remat.engines.torch.effects",
+    "remat.engines.torch.loop.side_effects",
     "torch._subclasses.fake_utils",
     "torch._subclasses.schema_check_mode",
     "torch.cuda._sanitizer",

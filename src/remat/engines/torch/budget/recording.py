@@ -13,8 +13,8 @@ from torch import Tensor
 from .... import trees
 from ....errors import UnsupportedError
 from ....plans import Plan, Trace
-from ..belongings import belongings_of
 from ..diagnostics.verify import left_as_found
+from ..referenced_tensors import referenced_tensors
 from .manager import Budget
 
 __all__ = ["record_trace"]
@@ -30,7 +30,7 @@ def record_trace(
     It runs twice: the first pass is cold. Buffers, gradients and random state are left as they
     were found.
     """
-    owned = belongings_of(function)
+    owned = referenced_tensors(function)
     with torch.enable_grad():
         for _ in range(2):
             with left_as_found(owned.buffers):

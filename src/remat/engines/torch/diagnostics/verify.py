@@ -18,8 +18,9 @@ from .... import trees
 from ....errors import RecomputeMismatchError
 from ....segments import SegmentOptions
 from ....verification import Verification
-from ..belongings import belongings_of
+from ..generators import Generators
 from ..memory.records import Op, Place, Value
+from ..referenced_tensors import referenced_tensors
 from ..replay import flat
 from ..schema import traits_of
 from ..segment import close_region, open_region
@@ -55,7 +56,7 @@ def verify(
     """
     name = getattr(function, "__qualname__", type(function).__name__)
     leaves, structure = trees.flatten((args, kwargs))
-    owned = belongings_of(function)
+    owned = referenced_tensors(function)
     inputs = {f"input {n}": _copy(leaf) for n, leaf in enumerate(leaves)}
     sources = {n: t for n, t in (inputs | owned.sources).items() if _takes_gradient(t)}
     if not sources:
@@ -115,7 +116,12 @@ def _run(call: Callable[[], Any], sources: Buffers, buffers: Buffers) -> Outcome
         )
     found = {n: _fingerprint(g) for n, g in zip(sources, gradients, strict=False) if g is not None}
     kept = {n: _fingerprint(buffer) for n, buffer in buffers.items()}
-    return Outcome(outputs, found, kept, {str(d): _fingerprint(s) for d, s in _random_states()})
+    return Outcome(outputs, found, kept, _random_states())
+
+
+def _random_states() -> dict[str, bytes]:
+    states = Generators(only_torch=True).snapshot().values()
+    return {f"generator {n}": _fingerprint(state) for n, state in enumerate(states)}
 
 
 class Checker(Accounting):
@@ -204,7 +210,8 @@ def _first_difference(call: Callable[[], Any], buffers: Buffers) -> str:
 def left_as_found(buffers: Buffers) -> Iterator[None]:
     """Restore buffers and random states."""
     values = [(buffer, buffer.detach().clone()) for buffer in buffers.values()]
-    states = _random_states()
+    generators = Generators(only_torch=True)
+    states = generators.snapshot()
     try:
         yield
     finally:
@@ -212,20 +219,7 @@ def left_as_found(buffers: Buffers) -> Iterator[None]:
             for buffer, value in values:
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
-        for device, state in states:
-            if device == "cpu":
-                torch.set_rng_state(state)
-            else:
-                torch.get_device_module(device).set_rng_state(state, device)
-
-
-def _random_states() -> list[tuple[Any, Tensor]]:
-    """Return the generator states of the devices in use."""
-    states: list[tuple[Any, Tensor]] = [("cpu", torch.get_rng_state())]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        devices = [torch.device("cuda", n) for n in range(torch.cuda.device_count())]
-        states += [(device, torch.cuda.get_rng_state(device)) for device in devices]
-    return states
+        generators.restore(states)
 
 
 def _takes_gradient(value: Any) -> bool:

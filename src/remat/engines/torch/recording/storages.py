@@ -295,8 +295,9 @@ class StorageTable:
         if tensor.dtype is held.dtype and not (tensor.is_conj() or tensor.is_neg()):
             with without_dispatch_modes(), with_version_counters():
                 same = tensor.detach().as_strided(held.size(), held.stride(), held.storage_offset())
+                is_same = same.is_set_to(tensor)
             hold(value, same)
-            value.tensor = ref(tensor) if same.is_set_to(tensor) else no_tensor
+            value.tensor = ref(tensor) if is_same else no_tensor
 
     # -- values that are no longer needed ----------------------------------------------------------
 

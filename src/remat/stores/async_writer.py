@@ -1,11 +1,11 @@
-"""The thread that writes checkpoints to disk and reads the next one ahead.
+"""Writes checkpoints to disk in a background thread, and prefetches the next one.
 
-Small ones are written and read by whoever asks, as long as the disk is quick: that takes less time
-than to hand them over.
+Small checkpoints are written and read synchronously as long as the disk is fast: that takes less
+time than to wake up a thread.
 
-A shelf and its thread share a `Clerk`. The clerk does not know the shelf, so a shelf that nobody
-uses any more is freed at once, and with it the clerk is dismissed: that is safe at any moment, also
-from the garbage collector and in the thread itself, because it takes no lock.
+A shelf and its thread share a `Writer`. The writer has no reference to the shelf, so an unused
+shelf is freed at once, and its finalizer closes the writer. `close` takes no lock, so it is safe at
+any time, also in the garbage collector and in the thread itself.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .base import Arrays, distinct
 from .files import check_space, read_file, write_file
 from .folders import Folder
 
-__all__ = ["Checkpoint", "Clerk"]
+__all__ = ["Checkpoint", "Writer"]
 
-_IN_FLIGHT = 2  # checkpoints that wait in memory to be written, the one being written included
-_SMALL = 1 << 18  # bytes; to wake a thread up takes longer than to write or read as many …
-_SLOW = 1e-3  # seconds; … unless the disk turns out to take so long
+_IN_FLIGHT = 2  # checkpoints in memory that are not yet written
+_SMALL = 1 << 18  # bytes; up to here, waking up a thread takes longer than the I/O …
+_SLOW = 1e-3  # seconds; … unless the disk needs that long
 
 
 class Checkpoint:
@@ -37,7 +37,7 @@ class Checkpoint:
         once, self._places = distinct(leaves)
         self._kinds: list[Hashable] = [arrays.kind(leaf) for leaf in once]
         paired = list(zip(once, self._kinds, strict=True))
-        # What has no kind has no bytes either (and pickle is not for files): it stays here.
+        # What has no spec has no bytes (and pickle is not for files): it stays here.
         self._others = [leaf if kind is None else None for leaf, kind in paired]
         self.parts: list[memoryview] | None = [
             arrays.to_bytes(leaf) for leaf, kind in paired if kind is not None
@@ -66,25 +66,25 @@ class Checkpoint:
             os.unlink(self.path)
 
 
-class Clerk:
-    """Does one job after the other in the background; is dismissed once."""
+class Writer:
+    """Runs one job after the other in the background."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
         self.process = os.getpid()
-        self.dismissed = False
-        self.failure: str | None = None  # (words only: an error would hold on to what it saw)
-        # (Functions, not bound methods: a clerk whose jobs know it would be a cycle.)
+        self.closed = False
+        self.failure: str | None = None  # (text only: an exception would keep its frames alive)
+        # (Functions, not bound methods: those would make a reference cycle.)
         self._jobs: queue.SimpleQueue[tuple[Job, Checkpoint] | None] = queue.SimpleQueue()
         self._thread: _Thread | None = None
         self._changed = threading.Condition()  # guards all that follows, and checkpoints' parts
-        self._is_quick = True  # until a small checkpoint shows that the disk is not
+        self._is_fast = True  # until writing a small checkpoint took too long
         self._unfinished = 0
-        self._waiting: list[Checkpoint] = []  # to be written, or being written
-        self._ahead: Checkpoint | None = None  # to be read ahead, or read
+        self._waiting: list[Checkpoint] = []  # waiting, or being written
+        self._prefetched: Checkpoint | None = None  # to be read, or read
         self._reading: Checkpoint | None = None
 
-    # -- asked by the shelf --------------------------------------------------------------------
+    # -- called by the shelf -------------------------------------------------------------------
 
     def wait_for_room(self) -> None:
         """Wait until another checkpoint may wait to be written."""
@@ -101,23 +101,23 @@ class Clerk:
     def write(self, checkpoint: Checkpoint) -> None:
         with self._changed:
             self._waiting.append(checkpoint)
-        if not self._does_at_once(checkpoint):
-            self._do(Clerk._write, checkpoint)
+        if not self._is_synchronous(checkpoint):
+            self._do(Writer._write, checkpoint)
             return
         started = time.perf_counter()
         self._write(checkpoint)
-        self._is_quick = time.perf_counter() - started < _SLOW
+        self._is_fast = time.perf_counter() - started < _SLOW
 
     def drop(self, checkpoint: Checkpoint) -> None:
         with self._changed:
             checkpoint.dropped = True
             checkpoint.parts = None
             is_written = checkpoint.checksum is not None
-        if is_written:  # otherwise whoever writes it sees that it is dropped
-            if self._does_at_once(checkpoint):
+        if is_written:  # otherwise the job that writes it sees the flag
+            if self._is_synchronous(checkpoint):
                 checkpoint.unlink()
             else:
-                self._do(Clerk._unlink, checkpoint)
+                self._do(Writer._unlink, checkpoint)
 
     def fetch(self, checkpoint: Checkpoint) -> list[memoryview]:
         """Return the bytes of a checkpoint; the memory is the caller's if they are in a file."""
@@ -125,33 +125,33 @@ class Clerk:
         with self._changed:
             parts = checkpoint.parts
             if checkpoint.checksum is not None:
-                self._forget_ahead(checkpoint)
+                self._forget_prefetched(checkpoint)
         return checkpoint.read() if parts is None else parts
 
-    def read_ahead(self, checkpoint: Checkpoint) -> None:
-        """Have a checkpoint read that will be asked for next, and no other."""
-        if self._does_at_once(checkpoint):
+    def prefetch(self, checkpoint: Checkpoint) -> None:
+        """Read the checkpoint in the background that will be asked for next; forget any other."""
+        if self._is_synchronous(checkpoint):
             return
         with self._changed:
-            if checkpoint is self._ahead or checkpoint.checksum is None:
+            if checkpoint is self._prefetched or checkpoint.checksum is None:
                 return
-            if self._ahead is not None:
-                self._forget_ahead(self._ahead)
-            self._ahead = checkpoint
-        self._do(Clerk._read, checkpoint)
+            if self._prefetched is not None:
+                self._forget_prefetched(self._prefetched)
+            self._prefetched = checkpoint
+        self._do(Writer._read, checkpoint)
 
-    def dismiss(self) -> None:
+    def close(self) -> None:
         """End the thread and remove the folder, unless they are those of the parent process."""
-        if os.getpid() != self.process or self.dismissed:
+        if os.getpid() != self.process or self.closed:
             return
-        self.dismissed = True
+        self.closed = True
         self._jobs.put(None)
         if self._thread is None:
             self.folder.remove()
         elif not isinstance(threading.current_thread(), _Thread):
-            self._thread.join()  # (threads of clerks do not wait for one another)
+            self._thread.join()  # (writer threads do not wait for one another)
 
-    # -- in the background, or at once if a checkpoint is small ---------------------------------
+    # -- jobs: in the background, or by the caller if a checkpoint is small ---------------------
 
     def _write(self, checkpoint: Checkpoint) -> None:
         with self._changed:
@@ -168,30 +168,30 @@ class Clerk:
                 self._waiting.remove(checkpoint)
 
     def _wants(self, checkpoint: Checkpoint) -> bool:
-        return not (checkpoint.dropped or self.dismissed)
+        return not (checkpoint.dropped or self.closed)
 
     def _read(self, checkpoint: Checkpoint) -> None:
         with self._changed:
-            if checkpoint is not self._ahead or checkpoint.dropped:
+            if checkpoint is not self._prefetched or checkpoint.dropped:
                 return
             self._reading = checkpoint
         parts = None
-        with suppress(Exception):  # whoever asks for it reads it again, and is told
+        with suppress(Exception):  # the caller that asks for it reads it again, and gets the error
             parts = checkpoint.read()
         with self._changed:
             self._reading = None
-            if checkpoint is self._ahead and not checkpoint.dropped:
+            if checkpoint is self._prefetched and not checkpoint.dropped:
                 checkpoint.parts = parts
 
     def _unlink(self, checkpoint: Checkpoint) -> None:
         checkpoint.unlink()
 
     def _serve(self) -> None:
-        """Do jobs until the clerk is dismissed; then leave nothing behind."""
-        while (task := self._jobs.get()) is not None and not self.dismissed:
+        """Run jobs until the writer is closed, then remove the folder."""
+        while (task := self._jobs.get()) is not None and not self.closed:
             if self.failure is None:
                 self.failure = self._failure_of(*task)
-            del task  # nothing is held while there is nothing to do
+            del task  # no reference is held while waiting
             with self._changed:
                 self._unfinished -= 1
                 self._changed.notify_all()
@@ -200,7 +200,7 @@ class Clerk:
             self._jobs.get()
         with self._changed:
             self._waiting.clear()
-            self._ahead = None
+            self._prefetched = None
             self._changed.notify_all()
 
     def _failure_of(self, job: Job, checkpoint: Checkpoint) -> str | None:
@@ -208,15 +208,15 @@ class Clerk:
             job(self, checkpoint)
         except StoreError as error:
             return str(error)
-        except BaseException as error:  # out of memory, say: must not be lost with the thread
+        except BaseException as error:  # such as MemoryError: must not be lost in the thread
             return f"a checkpoint could not be stored on disk: {error!r}"
         return None
 
     # -- helpers -------------------------------------------------------------------------------
 
-    def _does_at_once(self, checkpoint: Checkpoint) -> bool:
-        """Say whether a checkpoint is dealt with by whoever asks, and not in the background."""
-        return self._is_quick and checkpoint.nbytes <= _SMALL
+    def _is_synchronous(self, checkpoint: Checkpoint) -> bool:
+        """Say whether a checkpoint is written and read by the caller, not in the background."""
+        return self._is_fast and checkpoint.nbytes <= _SMALL
 
     def _do(self, job: Job, checkpoint: Checkpoint) -> None:
         with self._changed:
@@ -229,13 +229,13 @@ class Clerk:
 
     def _wait_while(self, condition: Callable[[], bool]) -> None:
         with self._changed:
-            while condition() and self.failure is None and not self.dismissed:
+            while condition() and self.failure is None and not self.closed:
                 self._changed.wait()
 
-    def _forget_ahead(self, checkpoint: Checkpoint) -> None:
+    def _forget_prefetched(self, checkpoint: Checkpoint) -> None:
         checkpoint.parts = None
-        if self._ahead is checkpoint:
-            self._ahead = None
+        if self._prefetched is checkpoint:
+            self._prefetched = None
 
     def _waiting_bytes(self) -> int:
         with self._changed:
@@ -243,7 +243,7 @@ class Clerk:
 
 
 class _Thread(threading.Thread):
-    """The thread of a clerk: told from others by its class."""
+    """The thread of a writer; its class tells it from other threads."""
 
 
-Job = Callable[[Clerk, Checkpoint], None]
+Job = Callable[[Writer, Checkpoint], None]

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import trees
-from ...loops import StepOutputs
-from .comparing import difference_of
-from .memory.tensors import version_of
+from .... import trees
+from ....loops import StepOutputs
+from ..comparing import difference_of
+from ..memory.tensors import version_of
 
 __all__ = ["Outputs", "PerStep"]
 
@@ -28,7 +28,7 @@ class PerStep:
         """Return the entries of a step."""
         return [leaf[step] for leaf in self.leaves]
 
-    def start_gradients(self) -> None:
+    def reset_gradients(self) -> None:
         self.gradients = [None] * len(self.leaves)
 
     def gather(self, step: int, gradients: list[Tensor | None]) -> None:

@@ -1,8 +1,8 @@
-"""The way back through recorded steps, one recording at a time, and what it gathers on it.
+"""Backward through recorded steps, one recording at a time, with sums over all recordings.
 
-Autograd is asked for the gradients of what a recording started from and of what its steps close
-over. The latter are added up from recording to recording, in the order in which a plain loop would
-add them, and nobody's hooks are called for a part of a gradient.
+Autograd computes the gradients of the state before a recording and of its captures. Those of
+captures are summed from recording to recording, in the order of a plain loop. Hooks on captures are
+not called for partial sums.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from torch import Tensor
 from .captures import Captures, Guard
 from .states import Gradients, Recording, tensors_of
 
-__all__ = ["WayBack"]
+__all__ = ["GradientAccumulator"]
 
 
-class WayBack:
-    """Goes back through recordings and gathers the gradients of what their steps close over."""
+class GradientAccumulator:
+    """Goes backward through recordings, and sums the gradients of captures."""
 
     def __init__(self, captures: Captures) -> None:
         self._captures = captures
         self._sums: dict[int, Tensor] = {}  # by the numbers of captures
 
-    def start(self) -> None:
-        """Forget the gradients gathered so far."""
+    def reset(self) -> None:
+        """Forget the sums so far."""
         self._sums = {}
 
     @property
-    def gathered(self) -> list[Tensor | None]:
+    def gradients(self) -> list[Tensor | None]:
         """The gradients of captures, in their order."""
         return [self._sums.get(number) for number in range(len(self._captures))]
 
     def through(self, recorded: Recording, pairs: Iterable[tuple[Any, Tensor | None]]) -> Gradients:
-        """Go back from ends and their gradients; return those of the leaves of the recording.
+        """Go backward from results and their gradients; return those of the recording's leaves.
 
         First those of its state, then those of its inputs, step by step.
         """
@@ -56,7 +56,7 @@ class WayBack:
         known = [number for number in recorded.used if number in self._sums]
         if known:
             sums = [self._sums.pop(number) for number in known]
-            ends.append(_SoFar.apply(sums, *(self._captures.leaves[n] for n in known)))
+            ends.append(_PreviousSums.apply(sums, *(self._captures.leaves[n] for n in known)))
             seeds.append(torch.zeros_like(ends[-1]))
             del sums
         found = _gradients_of(ends, [*own.values()], captured, seeds)
@@ -68,8 +68,8 @@ class WayBack:
             gradients[place] = part
         return gradients
 
-    def try_out(self, recorded: Recording) -> None:
-        """Go back for nothing: the recording stays as it is, and nothing is gathered."""
+    def dry_run(self, recorded: Recording) -> None:
+        """Go backward to measure memory: the graph is retained, and nothing is summed."""
         ends = [result for result in tensors_of(recorded.results) if result.requires_grad]
         own = [*_differentiable([*recorded.own, *recorded.inputs[0]]).values()]
         captured = [self._captures.leaves[number] for number in recorded.used]
@@ -78,11 +78,11 @@ class WayBack:
             _gradients_of(ends, own, captured, seeds, retain_graph=True)
 
 
-class _SoFar(torch.autograd.Function):
-    """Puts what was gathered so far at the end of a graph, as if more steps had followed.
+class _PreviousSums(torch.autograd.Function):
+    """A node at the end of a graph that passes the sums so far to the leaves.
 
-    It comes to the leaves first, and the steps add to it: so sums are the same, bit for bit, as in
-    a plain loop. And autograd adds in place, because nobody else has got it.
+    They arrive first, and the steps add to them, as if later steps were part of the graph: so sums
+    are the same, bit for bit, as in a plain loop. Autograd adds in place, since it owns the sums.
     """
 
     @staticmethod
@@ -105,7 +105,7 @@ _thread = _Thread()
 
 
 class _Hook:
-    """A hook of somebody else's leaf: it is for whole gradients, not for those of single steps."""
+    """A user's hook on a capture: called for the whole gradient, not for those of single steps."""
 
     def __init__(self, hook: Callable[[Tensor], Any]) -> None:
         self._hook = hook
@@ -122,7 +122,7 @@ def _gradients_of(
     *,
     retain_graph: bool = False,
 ) -> Sequence[Tensor | None]:
-    """Go back from ends of a step to its leaves, and call no hooks of what it closes over."""
+    """Compute gradients of own and captured leaves, without calling hooks of captures."""
     hooked = [leaf._backward_hooks for leaf in captured if leaf._backward_hooks]
     for hooks in hooked:
         for key, hook in hooks.items():
@@ -136,8 +136,8 @@ def _gradients_of(
     except RuntimeError as error:
         if "a second time" in str(error):
             error.add_note(
-                "A step of a checkpointed loop uses what an earlier step has computed and put "
-                "aside; compute it before the loop, or in every step"
+                "A step of a checkpointed loop uses what an earlier step has computed and "
+                "stored; compute it before the loop, or in every step"
             )
         raise
     finally:

@@ -1,4 +1,4 @@
-"""The steps of a loop on tensors: the verbs that the loop runner asks for.
+"""The steps of a loop on tensors: what the loop runner asks of an engine.
 
 A step always runs in the same way, whether its tape is kept or not: with gradients on, over
 leaves of its own that require grad exactly where they would in the plain loop. So a step that looks
@@ -9,29 +9,33 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ... import trees
-from ...errors import UnsupportedError
-from ...loops import Measured
-from ...stores import Arrays
-from .arrays import TorchArrays
-from .back import WayBack
-from .backend import has_global_module_hooks
+from .... import trees
+from ....errors import UnsupportedError
+from ....loops import Measured
+from ....stores import Arrays
+from ..arrays import TorchArrays
+from ..backend import has_global_module_hooks
+from ..comparing import difference_of
+from ..recording.recorder import without_recorder
+from .autocast import AutocastState
 from .captures import Captures
-from .comparing import difference_of
-from .effects import Effects, StepWatch
+from .gradient_accumulator import GradientAccumulator
 from .reach import Reach
 from .scans import Outputs, PerStep
+from .side_effects import SideEffects, StepMonitor
 from .states import (
     Gradients,
     HeldState,
     LiveState,
     Recording,
+    as_non_leaf,
     compact,
     refuse_shared,
     state_of,
@@ -43,7 +47,7 @@ __all__ = ["Steps"]
 
 
 class Steps:
-    """A loop body over tensors: runs, records and goes back through single steps.
+    """A loop body over tensors: runs and records steps, and goes backward through them.
 
     `call(state, x)` returns the next state and an output (None for plain loops).
     """
@@ -62,29 +66,30 @@ class Steps:
         self.call = call
         self.structure = structure
         self.captures = Captures(reach)
-        self.back = WayBack(self.captures)
-        self.effects = Effects(reach)
-        self.numbers = reach.numbers
+        self.accumulator = GradientAccumulator(self.captures)
+        self.effects = SideEffects(reach)
+        self.scalars = reach.scalars
         self.inputs = inputs
         self.outputs = outputs
         self.plain_bytes = 0  # what a step adds to a plain pass, if it was measured
-        self.seconds = 0.0  # that steps have taken, without the way back through them
-        self._works_in_place = True  # until the first step shows that it does not
-        self._watch: StepWatch | None = None  # of the first step
+        self.seconds = 0.0  # that steps have taken, without their backward
+        self._writes_in_place = True  # until step 0 shows that it does not
+        self._monitor: StepMonitor | None = None  # of the first step
         self._reached = 0  # how far the loop was ever run
         self._single = structure.is_leaf()
         self._has_more = bool(inputs.leaves) or outputs.wanted  # than a state
         self._needs_gradients = False
+        self._autocast = AutocastState()
         self.uses_state: set[int] = set()  # places of leaves of the initial state
         self.uses_inputs: set[int] = set()  # places of leaves of xs
-        self.start_gradients()
+        self.reset_gradients()
 
-    def start_gradients(self) -> None:
-        """Forget the gradients gathered so far."""
-        self.back.start()
-        self.inputs.start_gradients()
+    def reset_gradients(self) -> None:
+        """Forget the gradients gradients so far."""
+        self.accumulator.reset()
+        self.inputs.reset_gradients()
 
-    # -- verbs ---------------------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------
 
     def initial(self, leaves: list[Any], tracked: list[bool]) -> HeldState:
         """Return the state that the loop starts from."""
@@ -95,7 +100,7 @@ class Steps:
     def advance(self, state: LiveState, start: int, stop: int) -> LiveState:
         started = time.perf_counter()
         own = self._own(state)
-        if self._is_bare and not self.effects.watches_all:
+        if self._is_bare and not self.effects.monitors_all_steps:
             state, start = self._advance_bare(own[0], start, stop), stop
         for step in range(start, stop):
             inputs = self._take(step)
@@ -118,10 +123,10 @@ class Steps:
         return state
 
     def hold(self, state: LiveState) -> HeldState:
-        # No copy: nobody writes to a state, or a step that works in place gets copies.
+        # No copy: a step that writes in place gets copies.
         return self._held(state.leaves, state.tracked)
 
-    rest = hold
+    hold_final = hold
 
     def resume(self, held: HeldState) -> LiveState:
         self._go_to(held)
@@ -133,10 +138,10 @@ class Steps:
         own = self._own(held)
         results, inputs, outputs = own, [], []
         is_new = start >= self._reached
-        checks_numbers = self.numbers.have_changed
+        checks_scalars = self.scalars.changed
         used: dict[int, None] = {}
         first = start
-        if self._is_bare and not is_new and not checks_numbers:
+        if self._is_bare and not is_new and not checks_scalars:
             results, first = [self._record_bare(own[0], start, stop)], stop
         for step in range(first, stop):
             inputs.append(self._take(step))
@@ -144,8 +149,8 @@ class Steps:
             results, output = self._run(results, inputs[-1], step, is_new=is_new)
             if is_new:
                 used |= dict.fromkeys(self._search(results + output, before, inputs[-1], step))
-            elif checks_numbers:
-                self.numbers.check(step, before, results)
+            elif checks_scalars:
+                self.scalars.check(step, before, results)
             if step + 1 < stop:
                 results = [compact(r) if isinstance(r, Tensor) else r for r in results]
             if output:
@@ -154,7 +159,7 @@ class Steps:
         if not is_new:
             ends = tensors_of([*results, *itertools.chain(*outputs)])
             mine = itertools.chain(own, *inputs)
-            used = dict.fromkeys(self.captures.used_by(ends, mine, start, stop))
+            used = dict.fromkeys(self.captures.captures_used_by(ends, mine, start, stop))
         self.captures.recorded(used)
         after = self._held(*state_of(results))
         self.seconds += time.perf_counter() - started
@@ -166,11 +171,11 @@ class Steps:
     def after(self, recorded: Recording) -> HeldState:
         return recorded.after
 
-    def step_back(self, recorded: Recording, gradient: Gradients, start: int) -> Gradients:
+    def backward_steps(self, recorded: Recording, gradient: Gradients, start: int) -> Gradients:
         pairs = [*zip(recorded.results, gradient, strict=True)]
         for step, outputs in enumerate(recorded.outputs, start):
             pairs += zip(outputs, self.outputs.seeds(step), strict=True)
-        gradients = self.back.through(recorded, pairs)
+        gradients = self.accumulator.through(recorded, pairs)
         at = len(gradient)
         for step, inputs in enumerate(recorded.inputs, start):
             self.inputs.gather(step, gradients[at : at + len(inputs)])
@@ -185,12 +190,12 @@ class Steps:
                 return f"state{name} {words}"
         return None
 
-    def apart(self, held: HeldState) -> tuple[list[Any], Any]:
-        return held.leaves, (held.tracked, held.around)
+    def split(self, held: HeldState) -> tuple[list[Any], Any]:
+        return held.leaves, (held.tracked, held.effects)
 
-    def together(self, leaves: list[Any], rest: Any) -> HeldState:
-        tracked, around = rest
-        return HeldState(leaves, tracked, versions_of(leaves), around)
+    def join(self, leaves: list[Any], rest: Any) -> HeldState:
+        tracked, effects = rest
+        return HeldState(leaves, tracked, versions_of(leaves), effects)
 
     def now(self, held: HeldState) -> HeldState:
         return self._held(held.leaves, held.tracked)
@@ -209,22 +214,63 @@ class Steps:
     def settle(self) -> None:
         """Nothing is left to find out: later steps are searched like the first one."""
 
-    def is_unchanged(self, held: HeldState) -> bool:
-        """Tell whether nobody has written to a state since it was put to rest."""
+    def is_unmodified(self, held: HeldState) -> bool:
+        """Say whether the caller has not written to a state since it was held."""
         return versions_of(held.leaves) == held.versions
 
     def state_bytes(self, held: HeldState) -> int:
         return max(1, sum(map(self.arrays.nbytes, held.leaves)))
 
+    # -- a whole pass --------------------------------------------------------------------------
+
+    @contextmanager
+    def forward_context(self) -> Iterator[None]:
+        with without_recorder(), self._autocast, self.captures.active():
+            yield
+
+    @contextmanager
+    def backward_context(self) -> Iterator[None]:
+        with (
+            without_recorder(),
+            self._autocast,
+            torch.enable_grad(),
+            self.captures.active(),
+            self.captures.no_new_hooks(),
+            self.effects.undone(),
+        ):
+            yield
+
+    def end_forward(self, initial: HeldState) -> None:
+        self.captures.complete()
+        self.outputs.complete()
+        self.effects.complete(initial.effects)
+
+    def begin_backward(self) -> None:
+        self.captures.check()
+        self.scalars.update()
+
+    def end_backward(self) -> None:
+        self.captures.check_recorded()
+
+    def restart(self, initial: HeldState) -> None:
+        self.effects.restore(initial.effects)
+
+    def other_gradients(self) -> list[Tensor | None]:
+        return [*self.inputs.gradients, *self.accumulator.gradients]
+
+    def resident_bytes(self, held: HeldState) -> int:
+        storages = [t.untyped_storage() for t in tensors_of(held.leaves)]
+        return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
     # -- a run of a step -----------------------------------------------------------------------
 
     @property
     def _is_bare(self) -> bool:
-        """Whether a step takes a tensor and returns one, and there is nothing else to see to.
+        """Whether a step takes one tensor and returns one, and nothing else has to be handled.
 
-        Such steps may be short, so they are run with little ado.
+        Such steps may be short, so their overhead counts.
         """
-        is_plain = not self._works_in_place and not has_global_module_hooks()
+        is_plain = not self._writes_in_place and not has_global_module_hooks()
         return self._single and not self._has_more and is_plain
 
     def _advance_bare(self, state: Any, start: int, stop: int) -> LiveState:
@@ -240,7 +286,7 @@ class Steps:
                 self._search([new], [state], [], step)
             (state,), (tracked,) = state_of([new])
             if tracked and step + 1 < stop:
-                captures.mark_as_own(state.requires_grad_())
+                captures.guard_leaf(state.requires_grad_())
             del new  # and with it the graph
             if len(captures) > known:
                 captures.release(known)
@@ -270,29 +316,29 @@ class Steps:
         """Run a step over these leaves; return its results and its outputs, with their graph."""
         given = own + inputs if inputs else own
         versions = versions_of(given) if is_new else []
-        if self._works_in_place:
+        if self._writes_in_place:
             copies = {id(leaf): leaf.clone() for leaf in given if isinstance(leaf, Tensor)}
             given = [copies.get(id(leaf), leaf) for leaf in given]
         elif has_global_module_hooks():
-            given = [_as_no_leaf(leaf) for leaf in given]
+            given = [as_non_leaf(leaf) for leaf in given]
         x = None
         state = given[0] if self._single else trees.unflatten(self.structure, given[: len(own)])
         if self.inputs.structure is not None:
             x = trees.unflatten(self.inputs.structure, given[len(own) :])
         try:
-            if is_new and (self.effects.watches_all or not self._reached):
-                with self._watched(given):
+            if is_new and (self.effects.monitors_all_steps or not self._reached):
+                with self._monitored(given):
                     new, output = self.call(state, x)
             else:
                 new, output = self.call(state, x)
         except Exception as error:
             error.add_note(_place(step))
             raise
-        # (Whoever does not write in place on the way ahead does not do so later on.)
+        # (A step that does not write in place in the forward pass does not do so later.)
         if is_new and versions_of(own + inputs if inputs else own) != versions:
             raise _writes_in_place(step)
         results = [new] if self._single and type(new) is Tensor else self._checked(new, step)
-        if is_new and self._works_in_place:
+        if is_new and self._writes_in_place:
             refuse_shared(results, step)
             if not step:
                 refuse_shared(own, step)
@@ -304,7 +350,7 @@ class Steps:
         tensors = tensors_of(ends)
         if not self._reached:
             self._needs_gradients |= any(tensor.requires_grad for tensor in tensors)
-        found = self.captures.met_by(tensors, tensors_of(state + inputs), step)
+        found = self.captures.captured_by(tensors, tensors_of(state + inputs), step)
         if not step:
             self.uses_state.update(self.captures.was_given(state))
         if inputs:
@@ -328,14 +374,14 @@ class Steps:
             return self._marked(state_of(results))
         own = compact(result.detach())
         if result.requires_grad:
-            self.captures.mark_as_own(own.requires_grad_())
+            self.captures.guard_leaf(own.requires_grad_())
         return [own]
 
     def _marked(self, state: LiveState) -> list[Any]:
-        """Make the leaves of a state that nobody else has got leaves of a graph."""
+        """Make the tensors of a state leaves that require grad where they had a history."""
         for leaf, tracked in zip(state.leaves, state.tracked, strict=True):
             if tracked:
-                self.captures.mark_as_own(leaf.requires_grad_())
+                self.captures.guard_leaf(leaf.requires_grad_())
         return state.leaves
 
     def _take(self, step: int) -> list[Any]:
@@ -345,21 +391,21 @@ class Steps:
         entries = self.inputs.take(step)
         for entry, tracked in zip(entries, self.inputs.tracked, strict=True):
             if tracked:
-                self.captures.mark_as_own(entry.requires_grad_())
+                self.captures.guard_leaf(entry.requires_grad_())
         return entries
 
-    def _watched(self, given: list[Any]) -> AbstractContextManager[Any]:
-        """Watch the very first run of a step, or those of all steps on the way ahead."""
-        watch = StepWatch(given)
+    def _monitored(self, given: list[Any]) -> AbstractContextManager[Any]:
+        """Monitor step 0, or all steps of the forward pass."""
+        monitor = StepMonitor(given)
         if not self._reached:
-            self._watch = watch
-        return _Watching(self, watch)
+            self._monitor = monitor
+        return _MonitoredRun(self, monitor)
 
-    def saw(self, watch: StepWatch) -> None:
-        """Take note of what a step has shown."""
-        if watch is self._watch:
-            self._works_in_place = watch.works_in_place
-        self.effects.saw(watch)
+    def record_effects(self, monitor: StepMonitor) -> None:
+        """Note the side effects of a step."""
+        if monitor is self._monitor:
+            self._writes_in_place = monitor.writes_in_place
+        self.effects.add(monitor)
 
     def _checked(self, state: Any, step: int) -> list[Any]:
         leaves, structure = trees.flatten(state)
@@ -374,69 +420,59 @@ class Steps:
     # -- what belongs to a state ---------------------------------------------------------------
 
     def _held(self, leaves: list[Any], tracked: list[bool]) -> HeldState:
-        return HeldState(leaves, tracked, versions_of(leaves), self.effects.around())
+        return HeldState(leaves, tracked, versions_of(leaves), self.effects.snapshot())
 
     def _go_to(self, held: HeldState) -> None:
-        if not self.is_unchanged(held):
+        if not self.is_unmodified(held):
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: a state that a checkpointed loop holds was written to since; "
                 "write to a copy, or after the backward pass"
             )
         if self._reached:
-            self.effects.go_to(held.around)
+            self.effects.restore(held.effects)
 
     # -- measuring -----------------------------------------------------------------------------
 
     def measure(self, initial: HeldState, *, exactly: bool) -> tuple[Recording, Measured]:
-        """Record step 0 and weigh it: the memory it leaves behind is its tape.
+        """Record step 0 and measure it: the memory that stays allocated is its tape.
 
         What a pass needs beside its checkpoints is estimated, or, `exactly`, tried out.
         """
         state_bytes = self.state_bytes(initial)
         recorded = self.record(initial, 0, 1)
-        first = self._watch
+        first = self._monitor
         assert first is not None
         made = max(first.live_bytes, state_bytes)
         self.plain_bytes = made
         captured = sum(map(self.arrays.nbytes, self.captures.sources))
         if exactly:
             with first:
-                self.back.try_out(recorded)
+                self.accumulator.dry_run(recorded)
             peak = first.peak_bytes + 2 * captured
         else:
             peak = state_bytes + 2 * made + 3 * captured
-        # Beside going back through a step: the working state, the state to compare with, and, in
-        # the hands of whoever differentiates, the final state and its gradient.
+        # Beside the backward of a step: the working state, the state to compare with, and the
+        # final state and its gradient, which the caller holds.
         working = 4 * state_bytes + peak + peak // 4
         return recorded, Measured(
             state_bytes, made + state_bytes, working, recording_cost=_RECORDING_COST
         )
 
 
-class _Watching:
-    """A run of a step that is watched: afterwards the watch is asked what it has seen."""
+class _MonitoredRun:
+    """A run of a step under a monitor; its side effects are noted afterwards."""
 
-    def __init__(self, steps: Steps, watch: StepWatch) -> None:
+    def __init__(self, steps: Steps, monitor: StepMonitor) -> None:
         self._steps = steps
-        self._watch = watch
+        self._monitor = monitor
 
     def __enter__(self) -> None:
-        self._watch.__enter__()
+        self._monitor.__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        self._watch.__exit__(*error)
-        self._steps.saw(self._watch)
-
-
-def _as_no_leaf(value: Any) -> Any:
-    """Return a view of a leaf: a tracker of modules may hook what modules get.
-
-    Such hooks (`register_multi_grad_hook`) cannot be on the very leaves that gradients are asked
-    for.
-    """
-    is_leaf = isinstance(value, Tensor) and value.requires_grad and value.is_leaf
-    return value.view_as(value) if is_leaf else value
+        self._monitor.__exit__(*error)
+        self._steps.record_effects(self._monitor)
 
 
 def _place(step: int) -> str:

@@ -1,13 +1,13 @@
-"""What a step closes over, found in the graphs that its runs leave behind.
+"""Captures: the tensors that a step closes over, found in the autograd graphs of its runs.
 
-A step's graph ends at leaves: the step's own (its state and its input), or tensors from outside,
-which are what the step closes over. Gradients are computed with respect to both, step by step. A
-tensor from outside that is part of a graph itself is no leaf, and going back through a step must
-not go on into that graph. So a leaf stands in for it while a step runs: a mode puts it into the
-place of the tensor wherever that is an argument. The mode is on only if such a tensor is in reach.
+The graph of a step ends at leaves: its own (state and input), or external tensors, the captures.
+Gradients are computed with respect to both, step by step. An external tensor with a grad_fn is no
+leaf, and the backward of a step must stop there. So, while a step runs, a TorchFunctionMode
+replaces captured non-leaf tensors by detached leaves (`DetachedProxies`). It is active only if such
+a tensor is in reach.
 
-Own leaves and stand-ins are guarded: a tensor that a step has computed and put aside (a list of
-losses) leads to them, and a gradient that comes to them that way would go no further.
+Own leaves and proxies are guarded. A tensor that a step computes and stores elsewhere (a list of
+losses) leads to them, and a gradient that arrives that way would be lost.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from torch.overrides import (
     has_torch_function_unary,
 )
 
-from ...errors import UnsupportedError
-from .backend import AccumulateGrad, without_function_modes
+from ....errors import UnsupportedError
+from ..backend import AccumulateGrad, without_function_modes
 from .reach import Reach
 
-__all__ = ["Captures", "Guard", "replaced_by_outer"]
+__all__ = ["Captures", "Guard", "replace_for_outer_loops"]
 
 
 class _Table:
-    """Tensors from outside, and the leaves that they are in the graphs of steps."""
+    """Captured tensors, and the leaves that represent them in the graphs of steps."""
 
     def __init__(self) -> None:
-        self.sources: list[Tensor] = []  # as the caller knows them
-        self.leaves: list[Tensor] = []  # as the graph of a step knows them
-        self.met: list[bool] = []  # whether the graph of a step leads to it: `y.detach()` does not
-        self.numbers: dict[int, int] = {}  # of leaves, by id; they are held, so ids stay
+        self.sources: list[Tensor] = []  # the captured tensors
+        self.leaves: list[Tensor] = []  # in the graph of a step: the tensor itself, or its proxy
+        self.used: list[bool] = []  # whether the graph of a step contains it: not with `y.detach()`
+        self.numbers: dict[int, int] = {}  # indices by id of source or leaf; both are kept alive
         self.is_complete = False
         self.guard = Guard()
 
-    def add(self, source: Tensor, leaf: Tensor, *, met: bool = False) -> int:
+    def add(self, source: Tensor, leaf: Tensor, *, used: bool = False) -> int:
         number = self.numbers[id(leaf)] = self.numbers[id(source)] = len(self.sources)
         self.sources.append(source)
         self.leaves.append(leaf)
-        self.met.append(met)
+        self.used.append(used)
         return number
 
     def watch(self, leaf: Tensor) -> None:
-        """Guard a leaf that is the loop's own; hooks of the program may join the guard."""
+        """Guard a leaf of the loop; the program may register more hooks on it."""
         leaf._backward_hooks = OrderedDict(((_GUARD, self.guard),))
 
     def is_own(self, leaf: Tensor) -> bool:
@@ -65,17 +65,17 @@ _GUARD = -1  # the key of a guard among hooks; handles of hooks count from 0
 
 
 class Captures:
-    """Tensors that gradients have to reach, beside state and inputs."""
+    """The tensors that get gradients beside state and inputs."""
 
     def __init__(self, reach: Reach) -> None:
         self._table = _Table()
-        self._mode = _StandIns(self._table, reach.graphs) if reach.has_graphs else None
+        self._mode = DetachedProxies(self._table, reach.graphs) if reach.has_graphs else None
         self._outer = tuple(_thread.active)  # of loops around this one
         self._marks: list[tuple[int, int]] = []  # versions and addresses
         self._recorded: set[int] = set()  # numbers of those that recordings use
-        self._own_met: set[int] = set()  # ids of what the last new step was given and uses
+        self._own_used: set[int] = set()  # ids of own leaves that the last new step has used
         self._is_checked = False
-        self._steps = self._met = 0  # on the way ahead, and how many captures they met in all
+        self._steps = self._used = 0  # new steps, and the number of captures that they used in all
         self._start = 0  # the number of the first node that a step may make
         if torch.is_grad_enabled():
             node: Any = torch.zeros((), requires_grad=True).view(()).grad_fn
@@ -88,83 +88,83 @@ class Captures:
 
     @property
     def sources(self) -> list[Tensor]:
-        """The tensors as the caller knows them, in the order in which steps met them."""
+        """The captured tensors, in the order in which steps used them."""
         return self._table.sources
 
     @property
     def leaves(self) -> list[Tensor]:
-        """The same as leaves of a step's graph."""
+        """Their leaves in the graphs of steps."""
         return self._table.leaves
 
     @property
-    def met(self) -> list[bool]:
-        """Whether the graph of any step leads to them."""
-        return self._table.met
+    def used(self) -> list[bool]:
+        """Whether the graph of any step contains them."""
+        return self._table.used
 
     @contextmanager
-    def standing_in(self) -> Iterator[None]:
-        """Run steps with leaves in the place of parts of graphs, if there are any."""
+    def active(self) -> Iterator[None]:
+        """Run steps with proxies in the place of captured non-leaf tensors."""
         with ExitStack() as stack:
-            # (Backward of a step of an outer loop passes by its mode, which step needs it.)
+            # (Autograd runs the backward of an outer loop's step without its mode.)
             for mode in self._outer:
                 if mode not in _thread.active:
                     stack.enter_context(mode)
             if self._mode is not None:
                 stack.enter_context(self._mode)
-            stack.enter_context(self._table.guard.off_duty())
+            stack.enter_context(self._table.guard.disabled())
             yield
 
     def replaced(self, values: list[Any]) -> list[Any]:
-        """Return what a step gave, with leaves in the place of parts of graphs from outside."""
+        """Return results of a step with proxies in the place of captured non-leaf tensors."""
         return values if self._mode is None else [_as_argument(value) for value in values]
 
     def was_given(self, leaves: list[Any]) -> list[int]:
-        """Return the places of those leaves that the last new step has used."""
-        return [place for place, leaf in enumerate(leaves) if id(leaf) in self._own_met]
+        """Return the indices of those leaves that the last new step has used."""
+        return [place for place, leaf in enumerate(leaves) if id(leaf) in self._own_used]
 
-    def mark_as_own(self, leaf: Tensor) -> None:
-        """Guard a leaf that a step was given, and know it if it is found behind another step."""
+    def guard_leaf(self, leaf: Tensor) -> None:
+        """Guard a leaf that a step gets, and recognize it in the graph of another step."""
         self._table.watch(leaf)
 
-    def met_by(self, ends: list[Tensor], given: list[Tensor], step: int) -> list[int]:
-        """Return the numbers of what a new step closes over: what its graph leads to.
+    def captured_by(self, ends: list[Tensor], given: list[Tensor], step: int) -> list[int]:
+        """Return the indices of the captures of a new step: the leaves of its graph.
 
-        What it was given belongs to it, with or without a graph behind it.
+        `given` are the step's own leaves, or results of the step before in the same recording.
         """
         own = {id(leaf) for leaf in given}
         behind = {leaf.grad_fn for leaf in given}
         found = self._walk(ends, own, step, behind, self._start)
         self._steps += 1
-        self._met += len(found)
+        self._used += len(found)
         for number in found:
-            self._table.met[number] = True
+            self._table.used[number] = True
         return found
 
     def release(self, leaves: int) -> None:
-        """Forget those that were met since there were so many, and that nobody else refers to.
+        """Forget captures from index `leaves` on that nothing else refers to.
 
-        To be called when the graph of a step is gone: a leaf that the step has made for itself is
-        gone then, and nobody can ask for its gradient.
+        Called when the graph of a step is freed. A leaf that the step has made for itself is gone
+        then, and its gradient cannot be asked for.
         """
         table = self._table
-        parts = zip(table.sources[leaves:], table.leaves[leaves:], table.met[leaves:], strict=True)
-        added = [(ref(source), ref(leaf), met) for source, leaf, met in parts]
+        parts = zip(table.sources[leaves:], table.leaves[leaves:], table.used[leaves:], strict=True)
+        added = [(ref(source), ref(leaf), used) for source, leaf, used in parts]
         table.numbers = {key: number for key, number in table.numbers.items() if number < leaves}
-        del table.leaves[leaves:], table.sources[leaves:], table.met[leaves:], parts
-        for source, leaf, met in added:
+        del table.leaves[leaves:], table.sources[leaves:], table.used[leaves:], parts
+        for source, leaf, used in added:
             living = source(), leaf()
             if living[0] is not None and living[1] is not None:
-                table.add(living[0], living[1], met=met)
+                table.add(living[0], living[1], used=used)
 
     def recorded(self, numbers: Iterable[int]) -> None:
-        """Take note of what a recording uses."""
+        """Note what a recording uses."""
         self._recorded.update(numbers)
 
     def check_recorded(self) -> None:
-        """Raise if a leaf that was used on the way ahead was used by no recording, ahead or back.
+        """Raise if a leaf that was used in the forward pass was used by no recording.
 
-        Once: a second way back knows nothing of a recording that was made on the way ahead, and
-        of leaves that the step made for itself there.
+        Only once: in a second backward pass, recordings of the first forward pass are gone, with
+        the leaves that a step made for itself there.
         """
         if self._is_checked:
             return
@@ -178,7 +178,7 @@ class Captures:
                     "no gradient. Make it before the loop"
                 )
 
-    def used_by(
+    def captures_used_by(
         self, ends: list[Tensor], own: Iterable[Tensor], start: int, stop: int
     ) -> Sequence[int]:
         """Return the numbers of those that the graph of steps may lead to; `own` are its leaves.
@@ -188,7 +188,7 @@ class Captures:
         every one is ever used by a recording.
         """
         count, length = len(self), stop - start
-        if len(self._recorded) == count and count * self._steps <= 2 * self._met * length:
+        if len(self._recorded) == count and count * self._steps <= 2 * self._used * length:
             return range(count)
         return self._walk(ends, {id(leaf) for leaf in own}, start, set(), 0)
 
@@ -196,13 +196,13 @@ class Captures:
         self, ends: list[Tensor], own: set[int], step: int, behind: set[Any], start: int
     ) -> list[int]:
         found: dict[int, None] = {}
-        own_met = self._own_met = set()
+        self._own_used = set()
         seen = set(behind)
         nodes: list[Any] = []
         for end in ends:
             node = end.grad_fn
             if node is None:
-                self._meet_end(end, own, step, found)
+                self._add_leaf(end, own, step, found)
             elif node not in seen:
                 seen.add(node)
                 nodes.append(node)
@@ -216,34 +216,32 @@ class Captures:
                 if below in seen:
                     continue
                 seen.add(below)
-                if not is_leaf:
-                    nodes.append(below)
-                elif id(variable := below.variable) in own:
-                    own_met.add(id(variable))
+                if is_leaf:
+                    self._add_leaf(below.variable, own, step, found)
                 else:
-                    self._meet(variable, step, found)
+                    nodes.append(below)
             if is_last and node._sequence_nr() < start:
                 _refuse(
                     step, f"computed before the loop ({node.name()}), where remat does not look"
                 )
         return list(found)
 
-    def _meet_end(self, end: Tensor, own: set[int], step: int, found: dict[int, None]) -> None:
-        """Note what a step returned as it is."""
-        if id(end) in own:
-            self._own_met.add(id(end))
-        elif end.requires_grad:
-            self._meet(end, step, found)
+    def _add_leaf(self, leaf: Tensor, own: set[int], step: int, found: dict[int, None]) -> None:
+        """Note a leaf of a graph, or one that a step returned as it is."""
+        if id(leaf) in own:
+            self._own_used.add(id(leaf))
+        elif leaf.requires_grad:
+            self._add(leaf, step, found)
 
     def complete(self) -> None:
-        """Take note that all steps have been run: what they use now is all that they use."""
+        """Called when all steps have run: there are no more captures."""
         self._table.is_complete = True
         if self._mode is not None:
             self._mode.outside = {}
         self._marks = [(source._version, _address(source)) for source in self.sources]
 
     def check(self) -> None:
-        """Raise, as autograd does, if one was written to since."""
+        """Raise, as autograd does, if a capture was modified since."""
         for source, (version, address) in zip(self.sources, self._marks, strict=True):
             if not source.requires_grad:
                 raise RuntimeError(
@@ -270,26 +268,26 @@ class Captures:
             if len(leaf._backward_hooks or ()) > count:
                 raise _registers_hooks(leaf)
 
-    def _meet(self, leaf: Tensor, step: int, found: dict[int, None]) -> None:
-        """Note a leaf that is not the step's own."""
+    def _add(self, leaf: Tensor, step: int, found: dict[int, None]) -> None:
+        """Add a leaf that is not the step's own."""
         number = self._table.numbers.get(id(leaf))
         if number is None:
             if self._table.is_own(leaf):
-                _refuse(step, "made by an earlier step and put aside")
+                _refuse(step, "made by an earlier step and stored")
             if self._table.is_complete:
-                return  # a leaf that the step has made for itself
+                return  # made by the step for itself
             number = self._table.add(leaf, leaf)
         found[number] = None
 
 
-class _StandIns(TorchFunctionMode):
-    """Puts leaves into the place of tensors that are parts of graphs from outside."""
+class DetachedProxies(TorchFunctionMode):
+    """Replaces captured non-leaf tensors by detached leaves in the arguments of functions."""
 
     def __init__(self, table: _Table, outside: list[Tensor]) -> None:
         super().__init__()
         self._table = table
-        self.outside = {id(tensor): tensor for tensor in outside}  # known to be, held meanwhile
-        self._leaves: dict[int, tuple[Tensor, Tensor]] = {}  # by id: the tensor, its stand-in
+        self.outside = {id(tensor): tensor for tensor in outside}  # known captures, kept alive
+        self._leaves: dict[int, tuple[Tensor, Tensor]] = {}  # by id: the tensor, its proxy
         self.start = 0
 
     def __enter__(self) -> Any:
@@ -303,7 +301,7 @@ class _StandIns(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        with without_function_modes():  # those of outer loops would show leaves of their own
+        with without_function_modes():  # those of outer loops would show their proxies
             given = [self._instead(arg) for arg in args]
             named = {name: self._instead(arg) for name, arg in (kwargs or {}).items()}
         if func is Tensor.register_hook and given[0] is not args[0]:
@@ -323,7 +321,7 @@ class _StandIns(TorchFunctionMode):
             if node is None or self._table.is_complete:
                 return value
             if node._sequence_nr() >= self.start and id(value) not in self.outside:
-                return value  # (other threads count by themselves, so numbers alone do not tell)
+                return value  # (sequence numbers are per thread, so they alone do not prove it)
             leaf = value.detach().requires_grad_()
             self._table.watch(leaf)
             self._leaves[id(value)] = value, leaf
@@ -336,40 +334,40 @@ class _StandIns(TorchFunctionMode):
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.active: list[_StandIns] = []  # from the outermost loop to the innermost
+        self.active: list[DetachedProxies] = []  # from the outermost loop to the innermost
 
 
 _thread = _Thread()
 
 
-def replaced_by_outer(values: list[Any]) -> list[Any]:
-    """Return what goes into a loop as the steps of loops around it are to see it."""
+def replace_for_outer_loops(values: list[Any]) -> list[Any]:
+    """Return inputs of a loop with the proxies that steps of outer loops use."""
     return [_as_argument(value) for value in values] if _thread.active else values
 
 
 def _as_argument(value: Any) -> Any:
-    """Return a tensor as a function of torch would get it as an argument: the modes see it."""
+    """Return a tensor as a function of torch would get it: function modes may replace it."""
     if isinstance(value, Tensor) and has_torch_function_unary(value):
         return handle_torch_function(_as_argument, (value,), value)
     return value
 
 
 class Guard:
-    """Stops gradients that come to a loop's leaves while the loop neither runs nor goes back."""
+    """Raises if a gradient comes to a leaf of a loop outside of its forward and backward."""
 
     def __init__(self) -> None:
-        self._runs = 0  # ahead and back, now
+        self._runs = 0  # passes that are running
 
     def __call__(self, gradient: Tensor) -> None:
         if not self._runs:
             raise UnsupportedError(
                 "a gradient came to a tensor that a step of a checkpointed loop has computed and "
-                "put aside (in a list, in an attribute), and gradients do not flow from there; "
+                "stored (in a list, in an attribute), and gradients do not flow from there; "
                 "return it instead: in the state, or as an output of remat.checkpointed_scan"
             )
 
     @contextmanager
-    def off_duty(self) -> Iterator[None]:
+    def disabled(self) -> Iterator[None]:
         self._runs += 1
         try:
             yield

@@ -1,4 +1,4 @@
-"""States of a loop between its steps: live, at rest, and the two ends of a recording."""
+"""States of a loop between its steps: live, held, and those around a recording."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import UnsupportedError
-from .effects import Around
-from .memory.tensors import is_plain, version_of
+from ....errors import UnsupportedError
+from ..memory.tensors import is_plain, version_of
+from .side_effects import Snapshot
 
 __all__ = [
     "Gradients",
     "HeldState",
     "LiveState",
     "Recording",
+    "as_non_leaf",
     "compact",
+    "is_floating",
+    "is_tracked",
     "refuse_shared",
     "state_of",
     "tensors_of",
@@ -35,12 +38,12 @@ class LiveState(NamedTuple):
 
 
 class HeldState(NamedTuple):
-    """A state at rest, and what belongs to it."""
+    """A state that is held, and what belongs to it."""
 
     leaves: list[Any]
     tracked: list[bool]
     versions: list[int]
-    around: Around
+    effects: Snapshot
 
 
 class Recording(NamedTuple):
@@ -93,6 +96,24 @@ def refuse_shared(leaves: list[Any], step: int) -> None:
                 "over the same memory, so that one changes with the other; clone() one of them"
             )
         known.append(span)
+
+
+def as_non_leaf(value: Any) -> Any:
+    """Return a view of a leaf: a tracker of modules may hook what modules get.
+
+    Such hooks (`register_multi_grad_hook`) cannot be on the very leaves that gradients are asked
+    for.
+    """
+    is_leaf = isinstance(value, Tensor) and value.requires_grad and value.is_leaf
+    return value.view_as(value) if is_leaf else value
+
+
+def is_tracked(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def is_floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def tensors_of(values: Iterable[Any]) -> list[Tensor]:

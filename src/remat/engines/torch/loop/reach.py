@@ -1,0 +1,53 @@
+"""What the functions of a loop reach, as far as it can be found: tensors, modules, numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....introspect import Walk
+from ..backend import without_function_modes
+from .closed_over_scalars import ClosedOverScalars
+
+__all__ = ["Reach"]
+
+_LIMIT = 20_000  # objects; what reaches more may reach anything
+_OPAQUE = (type, CodeType, Tensor, torch.dtype)
+
+
+class Reach:
+    """Tensors in reach that require no grad, and whether there may be more to monitor."""
+
+    def __init__(self, functions: Sequence[Any]) -> None:
+        self.tensors: list[Tensor] = []
+        self.graphs: list[Tensor] = []  # tensors with a grad_fn
+        self.has_graphs = False  # or there may be some
+        self.modules: list[torch.nn.Module] = []  # with buffers
+        self.has_buffers = False  # or there may be some
+        self.scalars = ClosedOverScalars()
+        with without_function_modes():  # an outer loop's mode would show its proxies instead
+            self._search(functions)
+
+    def _search(self, functions: Sequence[Any]) -> None:
+        walk = Walk(functions, lambda value: isinstance(value, _OPAQUE), hidden=True, limit=_LIMIT)
+        for value, place in walk:
+            if isinstance(value, Tensor):
+                self._add_tensor(value)
+            elif isinstance(value, torch.nn.Module) and value._buffers:
+                self.has_buffers = True
+                self.modules.append(value)
+            else:
+                self.scalars.add(value, place, walk)
+        if not walk.is_complete:
+            self.has_graphs = self.has_buffers = True
+
+    def _add_tensor(self, tensor: Tensor) -> None:
+        if tensor.grad_fn is not None:
+            self.has_graphs = True
+            self.graphs.append(tensor)
+        elif not (tensor.requires_grad or tensor.is_inference()):
+            self.tensors.append(tensor)

@@ -1,0 +1,142 @@
+"""What transformed loops ask about values, of whatever framework the program has loaded.
+
+No framework is imported here: a value of one can only exist if the program has done so.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import numpy as np
+
+from .compiling import is_compiling
+
+__all__ = ["LoadedValues"]
+
+
+class LoadedValues:
+    """Tells arrays and tensors from other values, and what is being differentiated."""
+
+    def is_compiling(self) -> bool:
+        """Say whether a compiler is tracing the code that calls this."""
+        return is_compiling()
+
+    def is_differentiating(self) -> bool:
+        """Say whether anything may be recorded now."""
+        tracer = sys.modules.get("autograd.tracer")
+        if tracer is not None and tracer.trace_stack.top >= 0:
+            return True
+        torch = sys.modules.get("torch")
+        return (
+            torch is not None and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        )
+
+    def is_array_type(self, kind: type) -> bool:
+        return _is_array_type(kind)
+
+    def is_plain_array_type(self, kind: type) -> bool:
+        """Say whether values of a type are arrays, and none stands for a number."""
+        return _is_plain_array_type(kind)
+
+    def is_tracked(self, leaf: Any) -> bool:
+        """Say whether gradients can flow back from a value."""
+        kind = type(leaf)
+        if _is_box_type(kind):
+            return True
+        return _is_tensor_type(kind) and bool(leaf.requires_grad)
+
+    def is_traced_number(self, leaf: Any) -> bool:
+        """Say whether a value is a Python number that is being differentiated."""
+        return _is_box_type(type(leaf)) and type(_plain(leaf)) in (float, complex)
+
+    def is_seen_elsewhere(self, leaf: Any) -> bool:
+        """Say whether something else looks at the memory of an array (not: at the object)."""
+        if _is_box_type(type(leaf)):
+            return hasattr(leaf, "stale")  # a traced view
+        if isinstance(leaf, np.ndarray):
+            return leaf.base is not None or not leaf.flags.owndata
+        if not _is_tensor_type(type(leaf)):
+            return False
+        return leaf._is_view() or (leaf.is_leaf and leaf.requires_grad) or _owners(leaf) > 1
+
+    def aliased(self, leaf: Any) -> Any:
+        """Return a value that is part of a graph as the result of an op that is run now."""
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
+            return leaf
+        # (Whether it is a leaf cannot be asked here: a mode answers for the leaf in its place.)
+        return leaf if isinstance(leaf, torch.nn.Parameter) else leaf.view_as(leaf)
+
+    def copied(self, leaf: Any) -> Any:
+        """Return a copy of an array; gradients flow through it."""
+        if _is_tensor_type(type(leaf)):
+            return leaf.clone()
+        if _is_box_type(type(leaf)):
+            return leaf * 1
+        return leaf.copy(order="K") if isinstance(leaf, np.ndarray) else leaf
+
+    def kind(self, leaf: Any) -> tuple[Any, Any]:
+        """Return shape and type of the entries of an array."""
+        return tuple(np.shape(_plain(leaf))), getattr(leaf, "dtype", None)
+
+    def zeros_like(self, leaf: Any) -> Any:
+        if _is_tensor_type(type(leaf)):
+            return sys.modules["torch"].zeros_like(leaf, requires_grad=False)
+        return np.zeros_like(_plain(leaf))
+
+    def nothing(self, like: Any) -> Any:
+        """Return a number that is tracked as an array is, for a state that holds nothing tracked."""
+        if _is_tensor_type(type(like)):
+            return like.sum() * 0  # (a new leaf would be one that a step has made for itself)
+        return np.zeros(())
+
+    def numbered(self, steps: int, like: Any) -> Any:
+        """Return an array with an entry for each step."""
+        if _is_tensor_type(type(like)):
+            return sys.modules["torch"].zeros(steps, dtype=sys.modules["torch"].uint8)
+        return np.zeros(steps, np.uint8)
+
+    def entries(self, stack: Any) -> list[Any]:
+        """Return the entries of an array along its first axis."""
+        if _is_tensor_type(type(stack)):
+            return list(stack.unbind(0))
+        return [stack[i] for i in range(len(stack))]
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_array_type(kind: type) -> bool:
+    return issubclass(kind, np.ndarray | np.generic) or _is_box_type(kind) or _is_tensor_type(kind)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_plain_array_type(kind: type) -> bool:
+    return issubclass(kind, np.ndarray) or _is_tensor_type(kind)
+
+
+def _is_tensor_type(kind: type) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and issubclass(kind, torch.Tensor)
+
+
+def _is_box_type(kind: type) -> bool:
+    tracer = sys.modules.get("autograd.tracer")
+    return tracer is not None and issubclass(kind, tracer.Box)
+
+
+def _plain(value: Any) -> Any:
+    while _is_box_type(type(value)):
+        value = value._value
+    return value
+
+
+def _owners(tensor: Any) -> int:
+    """Count the tensors over a storage; many, if that cannot be known."""
+    count = getattr(sys.modules["torch"]._C, "_storage_Use_Count", None)  # torch 2.4 to 2.13
+    if count is None:
+        return 2
+    try:
+        return int(count(tensor.untyped_storage()._cdata)) - 1  # one for asking
+    except (NotImplementedError, RuntimeError):  # no storage: sparse, of vmap
+        return 2

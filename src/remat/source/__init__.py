@@ -1,0 +1,18 @@
+"""Python function in, Python function out: its loops checkpoint themselves.
+
+    functions   from a function to its syntax tree, and from a tree back to a function
+    names, mutations, liveness   what a piece of code reads, binds and changes
+    refusals    what keeps a loop from being transformed
+    analysis    what is known of a loop: its state, its outputs, or why it stays as it is
+    rewriting   a loop becomes a step function and a call of the loop runner
+    transform   all of these in a row, once for each function
+    frames, iterables, outputs, runtime   what generated code calls when it runs
+
+No engine is known here: `protocols` says what whoever puts it together has to bring.
+"""
+
+from .iterables import Steps
+from .protocols import Options, Runner, Values
+from .transform import transform
+
+__all__ = ["Options", "Runner", "Steps", "Values", "transform"]

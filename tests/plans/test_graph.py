@@ -1,0 +1,390 @@
+"""The planner: against brute force, a mixed-integer programme, peers, and its own promises."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remat.errors import BudgetTooSmallError
+from remat.plans import Kind, Op, Plan, Trace, Value, frontier, plan_trace, simulate
+from remat.plans import graph as graph_module
+from remat.plans.bounds import LowerBound
+from remat.plans.facts import Facts
+from remat.plans.segments import choose_cuts, solve_segments
+
+from .networks import NETWORKS, Builder, gpt, llama, mlp, random_trace, resnet, unet
+from .oracle import StagedModel, brute_force
+from .peers import PEERS
+
+SMALL = {
+    "gpt": lambda: gpt(5),
+    "llama": lambda: llama(2),
+    "resnet": lambda: resnet(6),
+    "unet": lambda: unet(3),
+    "mlp": lambda: mlp(20),
+}
+BUDGETS = (0.75, 0.5, 0.32, 0.2, 0.12)
+
+
+@cache
+def network(name: str) -> Trace:
+    return NETWORKS[name]()
+
+
+@cache
+def small(name: str) -> Trace:
+    return SMALL[name]()
+
+
+def smallest_budget(trace: Trace) -> int:
+    with pytest.raises(BudgetTooSmallError) as caught:
+        plan_trace(trace, 0)
+    return int(str(caught.value).split("at least ")[1].split()[0])
+
+
+def check(trace: Trace, plan: Plan, budget: int) -> None:
+    done = simulate(trace, plan)
+    assert (plan.peak_bytes, plan.extra_seconds) == (done.peak_bytes, done.extra_seconds)
+    assert plan.peak_bytes <= budget
+    assert plan.lower_bound_seconds <= plan.extra_seconds
+
+
+# -- as good as others --
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_equal_to_brute_force(seed: int) -> None:
+    """All keep sets and all stages of six ops: the whole curve is the same."""
+    trace = random_trace(seed, 6)
+    own = [v for v, value in enumerate(trace.values) if not value.kind.is_external][:8]
+    for peak, seconds in brute_force(trace, own):
+        plan = plan_trace(trace, peak)
+        assert plan.extra_seconds <= seconds
+        check(trace, plan, peak)
+
+
+@pytest.mark.parametrize("part", [0.75, 0.6, 0.5, 0.4])
+@pytest.mark.parametrize("name", SMALL)
+def test_within_five_percent_of_the_optimum_of_the_staged_model(name: str, part: float) -> None:
+    trace = small(name)
+    budget = int(part * trace.plain_peak)
+    found = StagedModel(trace, choose_cuts(Facts(trace))[:-1]).solve(budget)
+    assert found is not None
+    seconds, plan = found
+    assert simulate(trace, plan).peak_bytes <= budget  # the model is a true one
+    assert plan_trace(trace, budget).extra_seconds <= 1.05 * seconds + 1e-12
+
+
+@pytest.mark.parametrize("peer", PEERS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_at_or_below_every_peer_at_equal_peak(name: str, peer: str) -> None:
+    trace = network(name)
+    done = simulate(trace, PEERS[peer](trace))
+    plan = plan_trace(trace, done.peak_bytes)
+    assert plan.extra_seconds <= done.extra_seconds + 1e-12
+    check(trace, plan, done.peak_bytes)
+
+
+@pytest.mark.parametrize("part", BUDGETS)
+@pytest.mark.parametrize("name", ["gpt", "llama", "mlp"])
+def test_near_the_bound_that_holds_for_all_plans(name: str, part: float) -> None:
+    """Where blocks are small against the budget, little can be gained beyond what is found."""
+    trace = network(name)
+    plan = plan_trace(trace, part)
+    whole = trace.seconds + trace.backward_seconds
+    assert plan.extra_seconds - plan.lower_bound_seconds < 0.05 * whole
+
+
+# -- its promises --
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_budgets_are_kept_and_more_never_takes_longer(name: str) -> None:
+    trace = network(name)
+    least, plain = smallest_budget(trace), trace.plain_peak
+    before = None
+    for step in range(31):
+        budget = least + (plain - least) * step // 30
+        plan = plan_trace(trace, budget)
+        check(trace, plan, budget)
+        assert before is None or plan.extra_seconds <= before * (1 + 1e-12)
+        before = plan.extra_seconds
+    assert before == 0.0
+    with pytest.raises(BudgetTooSmallError):
+        plan_trace(trace, least - 1)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10**9), st.integers(1, 9), st.integers(2, 6))
+def test_promises_on_random_traces(seed: int, ops: int, reach: int) -> None:
+    trace = random_trace(seed, ops, reach=reach)
+    least, plain = smallest_budget(trace), trace.plain_peak
+    before = None
+    for budget in sorted({least, *range(least, plain + 1, max(1, (plain - least) // 15)), plain}):
+        plan = plan_trace(trace, budget)
+        check(trace, plan, budget)
+        assert before is None or plan.extra_seconds <= before
+        before = plan.extra_seconds
+    assert before == 0.0
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 10**9), st.randoms(use_true_random=False))
+def test_promises_in_any_order_of_backward(seed: int, dice: object) -> None:
+    trace = random_trace(seed, 8)
+    used = [op for op in trace.backward_order if trace.ops[op].saves]
+    dice.shuffle(used)  # type: ignore[attr-defined]
+    trace = replace(trace, used=tuple(used))
+    least = smallest_budget(trace)
+    seconds = [plan_trace(trace, budget).extra_seconds for budget in range(least, least + 200, 20)]
+    assert seconds == sorted(seconds, reverse=True)
+    for budget in (least, (least + trace.plain_peak) // 2):
+        check(trace, plan_trace(trace, budget), budget)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_bound_holds(name: str) -> None:
+    """No plan of a mixed-integer programme is below the bound."""
+    trace = small(name)
+    model = StagedModel(trace, choose_cuts(Facts(trace))[:-1])
+    for part in (0.8, 0.5):
+        budget = int(part * trace.plain_peak)
+        found = model.solve(budget)
+        assert found is not None
+        assert 0 < LowerBound(Facts(trace)).seconds(budget) <= found[0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_bound_holds_for_brute_force(seed: int) -> None:
+    trace = random_trace(seed, 5)
+    own = [v for v, value in enumerate(trace.values) if not value.kind.is_external][:7]
+    bound = LowerBound(Facts(trace))
+    for peak, seconds in brute_force(trace, own):
+        assert bound.seconds(peak) <= seconds
+
+
+def test_the_same_plan_every_time() -> None:
+    code = (
+        "from tests.plans.networks import resnet\n"
+        "from remat.plans import plan_trace\n"
+        "plan = plan_trace(resnet(2), 0.5)\n"
+        "print(sorted(plan.keep), plan.stages, plan.extra_seconds)"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    assert runs[0].stdout == runs[1].stdout
+
+
+def test_without_scipy_the_plan_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SciPy makes the bound tighter, and nothing else."""
+    trace = small("gpt")
+    plan = plan_trace(trace, 0.5)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    graph_module._library.cache_clear()
+    other = plan_trace(trace, 0.5)
+    assert other.lower_bound_seconds <= plan.lower_bound_seconds
+    assert replace(other, lower_bound_seconds=0.0) == replace(plan, lower_bound_seconds=0.0)
+
+
+# -- what it is given --
+
+
+def test_budgets_as_people_write_them() -> None:
+    trace = small("resnet")
+    assert plan_trace(trace, "40MB") == plan_trace(trace, 40_000_000)
+    half = plan_trace(trace, 0.5)
+    assert half.memory_budget == trace.plain_peak // 2
+    assert half.plain_peak_bytes == trace.plain_peak
+    assert half.signature == trace.signature
+
+
+def test_a_budget_that_is_large_enough_changes_nothing() -> None:
+    trace = small("gpt")
+    plan = plan_trace(trace, trace.plain_peak)
+    done = simulate(trace, plan)
+    assert done.recomputed == ((),) * len(plan.stages)
+    assert plan.keep >= {v for v in trace.saved if not trace.values[v].kind.is_external}
+
+
+def test_too_small_a_budget_says_what_is_needed() -> None:
+    trace = small("mlp")
+    least = smallest_budget(trace)
+    with pytest.raises(
+        BudgetTooSmallError, match=rf"at least {least} bytes .* got memory_budget=9"
+    ):
+        plan_trace(trace, 9)
+    with pytest.raises(BudgetTooSmallError, match=r"got memory_budget=0.001 \(\d+ bytes\)"):
+        plan_trace(trace, 0.001)
+
+
+@pytest.mark.parametrize("budget", [None, -1, "much", 1.5, True])
+def test_what_is_not_a_budget(budget: object) -> None:
+    with pytest.raises((TypeError, ValueError), match="memory_budget"):
+        plan_trace(small("mlp"), budget)  # type: ignore[arg-type]
+
+
+def test_nothing_to_plan() -> None:
+    assert plan_trace(Trace((), ()), 0).extra_seconds == 0.0
+    values = (Value(8, kind=Kind.INPUT), Value(8, made_by=0))
+    unsaved = Trace((Op("f", (0,), (1,), 1.0),), values)
+    assert plan_trace(unsaved, 8).keep == frozenset()
+    with pytest.raises(BudgetTooSmallError, match="at least 8 bytes"):
+        plan_trace(unsaved, 7)
+
+
+def test_an_inconsistent_trace_is_refused() -> None:
+    with pytest.raises(ValueError, match="inconsistent"):
+        plan_trace(Trace((Op("f", (3,), (), 1.0),), ()), 10)
+
+
+def test_values_that_cannot_be_computed_again_are_not() -> None:
+    b = Builder()
+    x = b.op("linear", [b.input(10)], 100, seconds=1.0, saves="0")
+    for _ in range(6):
+        x = b.op("draw", [x], 100, seconds=1.0, saves="=", kind=Kind.FIXED)
+        x = b.op("mul", [x], 100, seconds=1.0, saves="0=")
+    trace = b.trace()
+    plan = plan_trace(trace, smallest_budget(trace))
+    again = {op for ops in simulate(trace, plan).recomputed for op in ops}
+    assert again
+    assert all(trace.ops[op].name != "draw" for op in again)
+
+
+def test_what_the_program_holds_anyway_is_kept() -> None:
+    """An activation that the program returns costs nothing to keep."""
+    b = Builder()
+    x = b.input(10)
+    for number in range(6):
+        x = b.op("linear", [x], 100, seconds=1.0, saves="0=")
+        if number % 2:
+            b.outlives(x)
+    trace = b.trace()
+    plan = plan_trace(trace, smallest_budget(trace))
+    returned = {v for v, value in enumerate(trace.values) if value.freed_after is None}
+    again = {op for ops in simulate(trace, plan).recomputed for op in ops}
+    assert not again & {trace.values[v].made_by for v in returned if trace.values[v].made_by}
+
+
+def test_in_place_ops_and_idle_values() -> None:
+    b = Builder()
+    x = b.input(10)
+    for _ in range(8):
+        h = b.op("conv", [x], 100, 7, seconds=3.0, saves="0")
+        n = b.op("bn", [h], 100, seconds=1.0, saves="0")
+        x = b.op("relu_", [n], 100, seconds=0.5, saves="=", overwrites=n)
+    trace = b.trace()
+    lazy = [
+        replace(v, freed_after=min(v.freed_after + 5, len(trace.ops) - 1))
+        if v.freed_after is not None and number % 3 == 0
+        else v
+        for number, v in enumerate(trace.values)
+    ]
+    for values in (trace.values, tuple(lazy)):
+        other = replace(trace, values=values)
+        for budget in (smallest_budget(other), other.plain_peak // 2 + 200):
+            check(other, plan_trace(other, budget), budget)
+
+
+# -- the parts --
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_curve_predicts_what_the_judge_says(name: str) -> None:
+    """Never fewer bytes or more seconds than predicted, at any point of the curve."""
+    trace = network(name)
+    facts = Facts(trace)
+    curve = solve_segments(facts, choose_cuts(facts))
+    for number in range(0, len(curve.points), 1 + len(curve.points) // 25):
+        need, seconds = curve.points[number]
+        done = simulate(trace, curve.plan(number))
+        assert done.peak_bytes <= need
+        assert done.extra_seconds <= seconds * (1 + 1e-9)
+
+
+def test_cuts_are_where_little_crosses() -> None:
+    trace = gpt(4)
+    facts = Facts(trace)
+    cuts = choose_cuts(facts)
+    assert cuts[0] == 0
+    assert cuts[-1] == len(trace.ops)
+    low = sorted(facts.crossing[1 : len(trace.ops)])[8]
+    blocks = [n for n, op in enumerate(trace.ops) if n > 1 and op.name == "ln"]
+    assert set(blocks) <= set(cuts)
+    assert all(facts.crossing[block] <= low for block in blocks)
+
+
+def test_many_cuts_become_fewer() -> None:
+    facts = Facts(mlp(1000))
+    cuts = choose_cuts(facts)
+    assert len(cuts) <= 162
+    assert cuts == sorted(set(cuts))
+
+
+def test_a_large_trace() -> None:
+    trace = gpt(200)
+    for part in (0.5, 0.1, 0.03):
+        budget = int(part * trace.plain_peak)
+        check(trace, plan_trace(trace, budget), budget)
+    whole = trace.seconds + trace.backward_seconds
+    assert plan_trace(trace, 0.5).extra_seconds < 0.06 * whole
+
+
+# -- the frontier --
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_frontier_falls(name: str) -> None:
+    trace = small(name)
+    curve = frontier(trace)
+    peaks = [point.peak_bytes for point in curve.points]
+    seconds = [point.extra_seconds for point in curve.points]
+    assert peaks == sorted(set(peaks))
+    assert seconds == sorted(set(seconds), reverse=True)
+    assert peaks[0] == smallest_budget(trace)
+    assert seconds[-1] == 0.0
+    assert curve.plain_peak_bytes == trace.plain_peak
+    assert curve.plain_seconds == trace.seconds + trace.backward_seconds
+    for point in curve.points[::5]:
+        check(trace, point.plan, point.peak_bytes)
+        assert plan_trace(trace, point.peak_bytes).extra_seconds == point.extra_seconds
+
+
+def test_the_knee_is_a_good_bargain() -> None:
+    curve = frontier(small("gpt"))
+    first, knee = curve.points[0], curve.knee
+    saved = (curve.plain_peak_bytes - knee.peak_bytes) / (curve.plain_peak_bytes - first.peak_bytes)
+    assert saved > 0.5
+    assert knee.extra_seconds < 0.3 * first.extra_seconds
+
+
+def test_the_knee_of_a_single_point() -> None:
+    curve = frontier(Trace((Op("f", (), (), 1.0),), ()))
+    assert [(point.peak_bytes, point.extra_seconds) for point in curve.points] == [(0, 0.0)]
+    assert curve.knee is curve.points[0]
+
+
+# -- the door --
+
+
+def test_importing_remat_does_not_load_the_planner() -> None:
+    check = (
+        "import sys, remat, remat.plans\n"
+        "sys.exit(any(name.startswith(('scipy', 'remat.plans.graph')) for name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_a_name_that_is_not_there() -> None:
+    import remat.plans  # noqa: PLC0415
+
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        remat.plans.nothing  # noqa: B018
