@@ -216,12 +216,12 @@ SECTIONS = (
     Section(
         "source_loops",
         "Plain Python loops",
-        "`remat.checkpoint_loops` on a function with a plain loop, next to `checkpointed_loop` by hand.",
+        "`remat.checkpoint_loops` on a function with a loop, next to `checkpointed_loop` by hand.",
         (
             Figure("memory", "", percent, "1000 steps on NumPy, 31 checkpoints: peak, of `grad`'s"),
             Figure("memory, by hand", "", times, "the same: peak, `checkpointed_loop` = 1"),
             Figure("time", "", times, "1000 steps on NumPy: time, `checkpointed_loop` = 1"),
-            Figure("time, numbered", "", times, "the same with `for i in range(n)`"),
+            Figure("time, numbered", "", times, "the same, with a step that reads its number"),
             Figure(
                 "time, torch", "", times, "1000 steps on PyTorch: time, `checkpointed_loop` = 1"
             ),
