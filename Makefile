@@ -32,7 +32,7 @@ N ?= 1000
 fuzz: $(VENV)/.test                ## N random programs against plain autograd: make fuzz N=10000 SEED=7
 	$(BIN)/python -m tests.fuzz.run --count $(N) $(if $(SEED),--seed $(SEED))
 
-bench: $(VENV)/.bench              ## all figures, written to benchmarks/results/
+bench: $(VENV)/.bench              ## all figures, written to benchmarks/results/ and docs/benchmarks.md
 	$(BIN)/python -m benchmarks
 
 clean:

@@ -11,8 +11,9 @@ from importlib import import_module
 from pathlib import Path
 
 from .measure import ONE_THREAD, Result, show, write
+from .tables import write_tables
 
-_NOT_BENCHMARKS = {"__main__", "measure", "networks"}
+_NOT_BENCHMARKS = {"__main__", "measure", "networks", "pictures", "tables"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,6 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in names:
         results = _run(name)
         missed += [f"{name}: {r.name}: {r.figure}, got {r.value:.4g}" for r in results if not r.met]
+    write_tables()
     for line in missed:
         print(f"missed: {line}")
     return 1 if missed else 0

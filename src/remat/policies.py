@@ -1,7 +1,7 @@
-"""Ready policies for `checkpoint(fn, x, policy=...)`, `CheckpointScope` and `CheckpointGroup`.
+"""Policies for `checkpoint(fn, x, policy=...)`, `CheckpointScope` and `CheckpointGroup`.
 
 A policy says what a checkpointed region keeps; the rest is recomputed in backward. A plain function
-`(op_name, shapes, bytes, name) -> bool` is a policy, too, and so are the policies of PyTorch's
+`(op_name, shapes, bytes, name) -> bool` is also a policy, and so are the policies of PyTorch's
 selective checkpointing.
 
 >>> import torch, remat
@@ -85,7 +85,7 @@ save_attention: Policy = SaveOps(
 
 
 def save_ops(*names: str) -> Policy:
-    """Keep what these ops make: "mm" for all overloads, or "aten.mm.default" for one.
+    """Keep the outputs of these ops: "mm" for all overloads, or "aten.mm.default" for one.
 
     >>> save_ops("mm", "aten.addmm.default")
     save_ops('aten.addmm.default', 'mm')
@@ -94,7 +94,7 @@ def save_ops(*names: str) -> Policy:
 
 
 def save_below(size: int | str) -> Policy:
-    """Keep what autograd saves if it is smaller than `size`: bytes, or text such as "1MB".
+    """Keep saved tensors that are smaller than `size`: bytes, or text such as "1MB".
 
     >>> save_below("1MB")
     save_below('1.0 MB')
@@ -103,7 +103,7 @@ def save_below(size: int | str) -> Policy:
 
 
 def save_names(*names: str) -> Policy:
-    """Keep the tensors that the program has named with `remat.name(tensor, "...")`.
+    """Keep tensors that were named with `remat.name(tensor, "...")`.
 
     >>> save_names("attn")
     save_names('attn')
@@ -112,7 +112,7 @@ def save_names(*names: str) -> Policy:
 
 
 def either(*policies: Any) -> Policy:
-    """Keep what one of several policies keeps.
+    """Keep what at least one of several policies keeps.
 
     >>> either(save_matmuls, save_below("4KB"))
     either(save_matmuls, save_below('4.0 KB'))

@@ -1,7 +1,7 @@
 """Saved activations: those that a chain of layers holds, and those that backward starts from.
 
-Both are the same objects, so nothing is stored twice. A pass refers to its own by itself: whatever
-is cleared, evicted or saved anew in the meantime, its backward starts from what it has computed.
+Both are the same objects, so nothing is stored twice. Each pass has its own references, so its
+backward does not depend on what is cleared, evicted or saved in the meantime.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Activation", "Activations", "PassStore", "nbytes_of"]
 
 
 class Activation:
-    """The activation of one layer: a copy that no gradient flows through, as a store holds it."""
+    """The activation of one layer: a detached copy in a store."""
 
     def __init__(self, layer: int, value: Any, arrays: Arrays, store: Store) -> None:
         leaves, self._structure = trees.flatten(value)
@@ -39,7 +39,7 @@ class Activation:
         return self._shelf.get(0)
 
     def value(self) -> Any:
-        """Return a copy, which may be written to."""
+        """Return a copy, which the caller may modify."""
         return trees.unflatten(self._structure, self._copies(self.leaves()))
 
     def _copies(self, leaves: list[Any]) -> list[Any]:
@@ -57,7 +57,7 @@ class Activations:
         self._passed: dict[int, int] = {}
 
     def keep(self, layer: int, activation: Activation) -> None:
-        """Hold an activation; if there is no room for it, the oldest goes."""
+        """Hold an activation; if there is no room, evict the oldest."""
         self.forget(layer)
         while len(self._held) >= self.limit:
             oldest = next(iter(self._held))
@@ -65,12 +65,12 @@ class Activations:
         self._held[layer] = activation
 
     def passed(self, layer: int, nbytes: int) -> None:
-        """Take note of an activation that was computed and, unless it is held, let go."""
+        """Count an activation that was computed and is not held."""
         if layer not in self._held:
             self._passed[layer] = nbytes
 
     def forget(self, layer: int) -> None:
-        """Forget what was held for a layer, and that there was anything."""
+        """Drop the activation and the count of a layer."""
         self._held.pop(layer, None)
         self._passed.pop(layer, None)
 
@@ -100,10 +100,10 @@ class Activations:
 
 
 class PassStore:
-    """Where one pass over a chain puts its checkpoints: here and, in forward, among `held`.
+    """The store of one pass over a chain. In forward it also adds its checkpoints to `held`.
 
-    If the pass is run once more, for a second backward, what is held may be that of a later pass,
-    and is left alone.
+    If the pass is run again, for a second backward, `held` may belong to a later pass and is not
+    changed.
     """
 
     on_disk = False
@@ -112,7 +112,7 @@ class PassStore:
         self,
         store: Store,
         structure: trees.Structure,
-        layers: Mapping[int, int],  # by the position of the state that is their activation
+        layers: Mapping[int, int],  # by the position of their activation
         held: Activations,
     ) -> None:
         self.store = store
@@ -125,7 +125,7 @@ class PassStore:
         return _PassShelf(self, arrays)
 
     def end_forward(self) -> None:
-        """Put nothing among what is held any more."""
+        """Stop adding checkpoints to `held`."""
         self.held = None
 
 
@@ -154,7 +154,7 @@ class _PassShelf:
         return self._own[key].leaves()
 
     def as_stored(self, leaves: list[Any]) -> list[Any]:
-        """Return leaves as they would come back, without storing them."""
+        """Return leaves as the store would return them, without storing them."""
         value = trees.unflatten(self._store.structure, leaves)
         return Activation(0, value, self._arrays, self._store.store).leaves()
 
@@ -172,7 +172,7 @@ class _PassShelf:
 
 
 def nbytes_of(activation: Any) -> int:
-    """Weigh an activation of any engine, traced or not."""
+    """Return the bytes of an activation of any engine, traced or not."""
     arrays = [leaf for leaf in trees.flatten(activation)[0] if hasattr(leaf, "dtype")]
     return sum(_size(leaf) for leaf in distinct(arrays)[0])
 

@@ -26,14 +26,14 @@ Forward = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Which activations of a chain are held, how many of them, and how.
+    """Which activations of a chain are held, how many, and in which precision.
 
     Args:
-        checkpoint_every_n_layers: The activations of layers whose number this divides are held:
-            with 3 those of layers 0, 3, 6, … With 0 none are.
-        max_checkpoints: So many at most.
+        checkpoint_every_n_layers: The activations of layers whose number is a multiple of this are
+            held: with 3 those of layers 0, 3, 6, … With 0 none are.
+        max_checkpoints: The largest number of activations that are held.
         use_mixed_precision: Hold them in float16: half the bytes of float32. Gradients are then
-            no longer exact, and a value beyond 65504 is a `StoreError`.
+            approximate, and a value beyond 65504 is a `StoreError`.
 
     >>> CheckpointConfig(checkpoint_every_n_layers=3)
     CheckpointConfig(checkpoint_every_n_layers=3, max_checkpoints=64, use_mixed_precision=False)
@@ -54,8 +54,8 @@ class CheckpointConfig:
 class ActivationCheckpointer:
     """Holds activations of a chain of layers, and recomputes the others.
 
-    It is told layers by their numbers. Activations are arrays, tensors, or any pytrees of them;
-    what is held are copies that no gradient flows through, until `clear()`.
+    Layers are addressed by number. Activations are arrays, tensors, or pytrees of them. Copies are
+    held until `clear()`; no gradient flows through them.
 
     >>> import numpy as np
     >>> import remat
@@ -82,16 +82,16 @@ class ActivationCheckpointer:
 
     @property
     def config(self) -> CheckpointConfig:
-        """What it was made with."""
+        """The configuration."""
         return self._config
 
     # -- by hand -------------------------------------------------------------------------------
 
     def save(self, layer: int, activation: Any) -> None:
-        """Hold a copy of a layer's activation, in the place of one that is held already.
+        """Hold a copy of a layer's activation; it replaces one that is held already.
 
-        Any layer will do. If `max_checkpoints` others are held this is a `StoreError`: nothing
-        that was saved by hand is lost in silence.
+        It can be any layer. If `max_checkpoints` others are held, this is a `StoreError`, so that
+        nothing is evicted silently.
         """
         layer = whole_number(layer, "layer")
         held, most = self._activations, self._config.max_checkpoints
@@ -113,31 +113,31 @@ class ActivationCheckpointer:
         return self._activations[layer].value()
 
     def clear(self) -> None:
-        """Forget all activations, and what was counted.
+        """Drop all activations and reset the counters.
 
-        What a pass needs for its backward stays with that pass.
+        Passes whose backward has not run keep what they need.
         """
         self._activations.clear()
 
     # -- figures -------------------------------------------------------------------------------
 
     def num_checkpoints(self) -> int:
-        """Return how many activations are held."""
+        """Return the number of activations that are held."""
         return len(self._activations)
 
     def memory_stored_bytes(self) -> int:
-        """Return the bytes of the activations that are held, as they are stored."""
+        """Return the bytes of the held activations, as they are stored."""
         return self._activations.stored_bytes
 
     def memory_saved_bytes(self) -> int:
         """Return the bytes of the layers' latest activations that are not held.
 
-        Those are the activations that `checkpointed_forward` has let go, and those evicted.
+        Those are the activations that `checkpointed_forward` has dropped or evicted.
         """
         return self._activations.saved_bytes
 
     def is_checkpoint_layer(self, layer: int) -> bool:
-        """Say whether `checkpointed_forward` holds the activation of a layer, if there is room."""
+        """Return whether `checkpointed_forward` holds the activation of a layer, given room."""
         every = self._config.checkpoint_every_n_layers
         return every > 0 and whole_number(layer, "layer") % every == 0
 
@@ -155,17 +155,17 @@ class ActivationCheckpointer:
     ) -> Any:
         """Run `activation = forward_fn(activation, layer)` over the layers; hold checkpoints.
 
-        Of the checkpoint layers the last `max_checkpoints` are held; for these the oldest that
-        are held already make room. Differentiable, also with respect to what `forward_fn` and
-        the layers refer to: backward recomputes the layers between two checkpoints. Those behind
-        the last one come first in backward, so what it needs of them is kept.
+        The last `max_checkpoints` checkpoint layers are held; older activations are evicted. The
+        result is differentiable, also with respect to what `forward_fn` and the layers refer to.
+        Backward runs the layers between two checkpoints again. Layers after the last checkpoint run
+        once: backward needs them first, so their activations are kept.
 
         Args:
-            input: What the first layer gets. It is never modified.
-            layers: The numbers of layers in their order, each once. Or the layers themselves
-                (modules, functions, weights): then their numbers are 0, 1, 2, …
-            forward_fn: Runs one layer. It gets what stands in `layers`, and returns an
-                activation of the same structure; shapes may change.
+            input: The input of the first layer. It is never modified.
+            layers: The numbers of the layers in order, each once; or the layers themselves
+                (modules, functions, weights), which then have the numbers 0, 1, 2, …
+            forward_fn: Runs one layer. It gets an activation and an item of `layers`, and returns
+                an activation of the same structure; shapes may change.
 
         >>> import numpy as np
         >>> import remat
@@ -186,15 +186,15 @@ class ActivationCheckpointer:
         engine = engine_for(leaves, forward_fn)
         held = self._activations
         for number in numbers:
-            held.forget(number)  # of another pass
+            held.forget(number)  # from an earlier pass
         positions = self._positions(numbers)
         layer_at = {position: numbers[position - 1] for position in positions}
         schedule = Given(steps, tuple(p for p in positions if p < steps))
         store = PassStore(self._store, structure, layer_at, held)
         options = LoopOptions(steps, None, None, schedule, store)
         sizes = _Sizes()
-        # Not a closure: engines look for what a step refers to in the parts of a `partial`, but
-        # not into what this library defines.
+        # A partial, not a closure: engines search the parts of a `partial` for captured arrays, but
+        # not closures of this library.
         step = functools.partial(_run_layer, forward_fn, items, sizes)
         try:
             final, _, _ = engine.run_loop(step, input, options, xs=np.arange(steps))
@@ -209,10 +209,10 @@ class ActivationCheckpointer:
     def recompute_from_checkpoint(
         self, target: int, layers: Iterable[Any], forward_fn: Callable[[Any, Any], Any]
     ) -> Any:
-        """Return the activation of layer `target`, run again from the nearest one that is held.
+        """Return the activation of layer `target`, recomputed from the nearest one that is held.
 
-        That is the one of `target` itself, or of the nearest layer before it in the order of
-        `layers`, which are given as to `checkpointed_forward`.
+        That is the activation of `target` itself, or of the nearest layer before it in `layers`,
+        which are the same as for `checkpointed_forward`.
         """
         _check_callable(forward_fn)
         target = whole_number(target, "target")
@@ -232,7 +232,7 @@ class ActivationCheckpointer:
         return activation
 
     def _positions(self, numbers: list[int]) -> list[int]:
-        """Return where states are activations to hold: position p is behind p layers."""
+        """Return the positions of activations to hold; position p is after p layers."""
         found = [p for p, number in enumerate(numbers, 1) if self.is_checkpoint_layer(number)]
         return found[max(0, len(found) - self._config.max_checkpoints) :]
 
@@ -245,7 +245,7 @@ class ActivationCheckpointer:
 
 
 class _Sizes:
-    """The bytes of activations, by place."""
+    """The bytes of activations, by position."""
 
     def __init__(self) -> None:
         self.known: dict[int, int] = {}
@@ -260,7 +260,7 @@ def _run_layer(
 
 
 def _numbered(layers: Iterable[Any]) -> tuple[list[Any], list[int]]:
-    """Return the layers, and their numbers: themselves if they are numbers, or their places."""
+    """Return the layers and their numbers: the items if they are integers, else their positions."""
     try:
         items = list(layers)
     except TypeError:
@@ -271,14 +271,14 @@ def _numbered(layers: Iterable[Any]) -> tuple[list[Any], list[int]]:
     if len(set(numbers)) < len(numbers):
         twice = next(number for number in numbers if numbers.count(number) > 1)
         raise ValueError(
-            f"layer {twice} stands in layers {numbers.count(twice)} times; one activation is held "
-            "for a layer: number the calls, and let forward_fn find the layer of each"
+            f"layer {twice} is in layers {numbers.count(twice)} times; one activation is held for "
+            "each number: number the calls, and let forward_fn find the layer of each"
         )
     return items, numbers
 
 
 def _listed(numbers: list[int]) -> str:
-    """Name layers: a range by its ends.
+    """Format layer numbers; a range by its ends.
 
     >>> _listed([0, 1, 2, 3]), _listed([0, 4]), _listed([])
     ('layers 0 to 3', 'layers 0, 4', 'no layer')

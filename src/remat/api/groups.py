@@ -1,4 +1,4 @@
-"""Segments that belong together."""
+"""Groups of segments with shared options and statistics."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["CheckpointGroup"]
 
 
 class CheckpointGroup:
-    """Checkpointed calls that share their options and are counted together.
+    """Checkpointed calls that share options and statistics.
 
-    Functions may have several outputs. What the segments of the group save is measured while they
-    run, which takes some time: for calls that nobody counts use `checkpoint`.
+    Functions can have several outputs. What the segments save is measured while they run, which
+    takes time: use `checkpoint` if you do not need the statistics.
 
     >>> import numpy as np
     >>> import remat
@@ -54,22 +54,22 @@ class CheckpointGroup:
     def checkpoint_fn(self, fn: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Any:
         """Run `fn(*inputs, **kwargs)` as a checkpointed segment of this group.
 
-        With no input the wrapped function is returned, as by `checkpoint`.
+        Without inputs the wrapped function is returned, as by `checkpoint`.
         """
         if not callable(fn):
             raise TypeError(f"fn is a function, got {type(fn).__name__}")
         return self._run(fn, inputs, kwargs) if inputs or kwargs else wrap(fn, self._run)
 
     def memory_saved(self) -> int:
-        """Return by how many bytes the peak of what these segments hold is below a plain pass's."""
+        """Return by how many bytes these segments lower the peak of what is held."""
         return self._accounting.memory_saved
 
     def recompute_count(self) -> int:
-        """Return how often a segment, or a part of one, was computed again."""
+        """Return how often a segment, or a part of one, was recomputed."""
         return sum(totals.recomputed for totals in self._accounting.regions)
 
     def recompute_seconds(self) -> float:
-        """Return the time that this took."""
+        """Return the seconds that recomputation took."""
         return sum(totals.seconds for totals in self._accounting.regions)
 
     def __repr__(self) -> str:
@@ -77,7 +77,7 @@ class CheckpointGroup:
 
     def _run(self, fn: Callable[..., Any], inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options = SegmentOptions(self.preserve_rng_state, name=self.name or "", policy=self.policy)
-        # A compiler runs this once for many calls: there is nothing to count.
+        # A compiler traces this once for many calls, so calls cannot be counted.
         if is_compiling():
             return run_segment(fn, inputs, kwargs, options)
         self.calls += 1

@@ -1,4 +1,4 @@
-"""Scopes: checkpointing without a function to wrap, and tensors singled out in them."""
+"""Scopes: checkpointed blocks of code, and tensors that are marked or named in them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["CheckpointNode", "CheckpointScope", "is_checkpoint", "mark_checkpoin
 
 
 class CheckpointNode:
-    """A region as a scope shows it: what it holds, and how to compute the rest again.
+    """A region of a scope: what it holds, and how to recompute the rest.
 
-    `CheckpointScope.nodes` has one for each time that the scope was entered, as long as its
-    backward pass is to come. A node can also be used by hand: give it tensors to hold and
-    functions that compute others, in order.
+    `CheckpointScope.nodes` has one node for each time that the scope was entered, until its
+    backward pass has run. A node can also be used by hand: give it tensors to hold and functions
+    that recompute others, in order.
 
     >>> node = CheckpointNode()
     >>> node.save_activations(3.0)
@@ -50,33 +50,33 @@ class CheckpointNode:
 
     @property
     def saved_activations(self) -> list[Any]:
-        """What is held: what was saved by hand, and what the region holds of what it made."""
+        """What is held: what was saved by hand, and what the region holds of its activations."""
         return [*self._saved, *(self._region.held() if self._region is not None else ())]
 
     @property
     def recompute_functions(self) -> list[Callable[[], Any]]:
-        """The functions that compute again what is not held."""
+        """The functions that recompute what is not held."""
         own = [self._region.recompute] if self._region is not None and self._region.is_alive else []
         return [*own, *self._functions]
 
     def save_activations(self, *activations: Any) -> None:
-        """Hold these."""
+        """Hold these activations."""
         self._saved += activations
 
     def add_recompute_function(self, function: Callable[[], Any]) -> None:
-        """Have `recompute` call this; it returns an array, or a list or other tree of them."""
+        """Add a function for `recompute` to call. It returns an array or a pytree of arrays."""
         if not callable(function):
             raise TypeError(f"function is to be callable, got {type(function).__name__}")
         self._functions.append(function)
 
     def recompute(self) -> list[Any]:
-        """Call the functions in order, and return all that they compute."""
+        """Call the functions in order, and return all arrays that they compute."""
         return [
             leaf for function in self.recompute_functions for leaf in trees.flatten(function())[0]
         ]
 
     def clear_saved_activations(self) -> None:
-        """Hold nothing; what a region held is computed again when it is needed."""
+        """Drop what is held; a region recomputes it when it is needed."""
         self._saved.clear()
         if self._region is not None:
             self._region.drop()
@@ -96,7 +96,7 @@ class CheckpointNode:
 
 
 class CheckpointScope:
-    """Everything computed inside is one checkpointed region, with no function to wrap.
+    """A `with` block that is one checkpointed region, with no function to wrap.
 
     >>> import torch
     >>> x = torch.ones(3, requires_grad=True)
@@ -106,10 +106,10 @@ class CheckpointScope:
     1
     >>> y.sum().backward()
 
-    With `enabled=False` it does nothing. With `use_recomputation=False` it holds what plain
-    autograd holds, and only accounts for it: profilers see it, and `checkpoint(tensor)` drops
-    single tensors. A `policy` says what is kept inside (`remat.policies`). Scopes nest, can be
-    entered again, and work in several threads at a time.
+    With `enabled=False` it has no effect. With `use_recomputation=False` it keeps what plain
+    autograd keeps, and accounts for it: profilers see it, and `checkpoint(tensor)` drops single
+    tensors. A `policy` says what is kept inside (`remat.policies`). Scopes nest, can be entered
+    again, and work in several threads at the same time.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class CheckpointScope:
 
     @property
     def nodes(self) -> list[CheckpointNode]:
-        """A node for each time it was entered whose backward pass is to come, the last one last."""
+        """One node for each time it was entered, until its backward has run; the latest last."""
         return list(self._nodes)
 
     def __enter__(self) -> Self:
@@ -192,9 +192,9 @@ def _refuse_compiler() -> None:
 
 
 def mark_checkpoint(tensor: Any) -> Any:
-    """Hold this tensor: recomputation of what follows starts here. Return it.
+    """Keep this tensor: recomputation of what follows starts from it. Return it.
 
-    Inside of a scope or segment. Outside, tensors are held anyway, and it is only remembered.
+    For use inside a scope or segment. Outside, tensors are kept anyway; it is only marked.
 
     >>> import torch
     >>> x = torch.ones(3, requires_grad=True)

@@ -69,25 +69,25 @@ def checkpoint(
 ) -> Any:
     """Run `fn(*inputs, **kwargs)`; keep its inputs, drop its activations, recompute in backward.
 
-    Inputs and results may be any pytrees; gradients also reach what `fn` closes over. With no input
-    the wrapped function is returned, so this is a decorator as well, with options or without. A
+    Inputs and outputs can be any pytree. Gradients also reach what `fn` closes over. Without inputs
+    the wrapped function is returned, so this is also a decorator, with or without options. A
     `functools.partial` with all arguments bound, and a call with one of torch's own options, is
     run.
 
     Args:
-        fn: The function. An array or tensor in its place, inside a scope or a segment: do not hold
-            this one, recompute it when it is needed.
+        fn: The function. With a tensor instead, inside a scope or a segment: drop this tensor, and
+            recompute it when it is needed.
         inputs: Its arguments.
-        preserve_rng_state: Draw random numbers in backward as they were drawn before (the default),
-            or keep what was drawn.
-        policy: What is kept inside, see `remat.policies`; by default nothing.
-        use_reentrant: Accepted if False, as users of torch write it.
+        preserve_rng_state: True, the default: backward draws the same random numbers again. False:
+            the random numbers are kept.
+        policy: What is kept inside, see `remat.policies`. Default: only the inputs.
+        use_reentrant: False is accepted, as in torch. True is a ValueError.
         context_fn: Accepted if it is `create_selective_checkpoint_contexts` with a policy.
-        determinism_check: Accepted for torch's sake: metadata is always compared.
-        debug: Accepted for torch's sake: errors always name the op and where it was called.
-        early_stop: Accepted for torch's sake: only ops that are needed are run again.
-        kwargs: Keyword arguments of `fn`. If it has an argument of one of the names above, bind it
-            with `functools.partial` or in a lambda.
+        determinism_check: Accepted as in torch. Shapes and dtypes are always compared.
+        debug: Accepted as in torch. Errors always name the op and where it was called.
+        early_stop: Accepted as in torch. Only the ops that are needed are recomputed.
+        kwargs: Keyword arguments of `fn`. If `fn` has an argument with one of the names above, bind
+            it with `functools.partial` or in a lambda.
 
     >>> import numpy as np
     >>> import remat
@@ -120,12 +120,12 @@ def adaptive_checkpoint(
     use_reentrant: bool | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Do as `checkpoint` does, but only if what would be held exceeds `threshold`.
+    """Checkpoint a call, but only if it would keep more than `threshold`.
 
-    `threshold` is bytes, or text such as "10KB". Up to it everything is held, and nothing is
-    recomputed. With no input this is a decorator, too. Keywords that are called `threshold`,
-    `preserve_rng_state` or `use_reentrant` are options, and never reach `fn`: bind those of `fn`
-    with `functools.partial` or in a lambda.
+    `threshold` is bytes, or text such as "10KB". Up to it everything is kept and nothing is
+    recomputed. Without inputs this is a decorator. The keywords `threshold`, `preserve_rng_state`
+    and `use_reentrant` are options and do not reach `fn`: bind those of `fn` with
+    `functools.partial` or in a lambda.
 
     >>> import numpy as np
     >>> import remat
@@ -139,7 +139,7 @@ def adaptive_checkpoint(
     if use_reentrant:
         refuse_reentrant()
     check_option("preserve_rng_state", preserve_rng_state)
-    # A compiler cannot say beforehand what a segment would hold, and it does not trace text.
+    # A compiler does not know in advance what a segment would keep, and cannot trace strings.
     limit = 0 if is_compiling() else parse_bytes(threshold, name="threshold")
     options = SegmentOptions(preserve_rng_state, limit)
     run = use_reentrant is not None or _has_all_arguments(fn_or_tensor)
@@ -154,7 +154,7 @@ def checkpoint_segment(
     policy: Any = None,
     use_reentrant: bool | None = None,
 ) -> R:
-    """Run `fn(inputs)` as `checkpoint` does: `fn` gets the whole sequence of inputs.
+    """Run `fn(inputs)` as a checkpointed segment: `fn` gets the whole sequence of inputs.
 
     >>> import numpy as np
     >>> import remat
@@ -172,8 +172,7 @@ def checkpoint_segment(
         raise TypeError(f"fn is a function of a sequence, got {type(fn).__name__}")
     if isinstance(inputs, str | bytes) or not isinstance(inputs, Sequence):
         raise TypeError(
-            f"inputs is a list or tuple of what fn gets, got {type(inputs).__name__}; write "
-            "[x] for a single x"
+            f"inputs is a list or tuple, got {type(inputs).__name__}; write [x] for a single x"
         )
     if not inputs:
         raise ValueError("inputs is empty; a segment needs at least one input to start from")
@@ -186,7 +185,7 @@ def checkpoint_segment(
 def _run_or_wrap(
     options: SegmentOptions, fn: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any], *, run: bool
 ) -> Any:
-    """What all entry points of a segment share: a call, a decorator, or a tensor."""
+    """Run a call, return a wrapped function or a decorator, or drop a tensor."""
     if callable(fn):
         if inputs or kwargs or run:
             return run_segment(fn, inputs, kwargs, options)
@@ -203,14 +202,14 @@ def _run_or_wrap(
 
 
 def _decorate(options: SegmentOptions, fn: Any, /, *inputs: Any, **kwargs: Any) -> Any:
-    """What `checkpoint` with nothing but options returns."""
+    """The decorator that `checkpoint` with options only returns."""
     return _run_or_wrap(options, fn, inputs, kwargs, run=False)
 
 
 def _has_all_arguments(fn: Any) -> bool:
-    """Return whether nothing is left to be given to a partial: so Hugging Face calls its layers.
+    """Return whether a partial has all arguments bound, as in Hugging Face's layers.
 
-    A module takes any arguments; what it needs is what its `forward` does.
+    The signature of a module is that of its `forward`.
     """
     if not isinstance(fn, functools.partial):
         return False
@@ -218,7 +217,7 @@ def _has_all_arguments(fn: Any) -> bool:
     called = owner.forward if is_torch_module(owner) else fn.func
     try:
         inspect.signature(called).bind(*fn.args, **fn.keywords)
-    except (TypeError, ValueError):  # some are missing, or it does not tell
+    except (TypeError, ValueError):  # arguments are missing, or there is no signature
         return False
     return True
 
@@ -226,7 +225,7 @@ def _has_all_arguments(fn: Any) -> bool:
 def run_segment(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: SegmentOptions
 ) -> Any:
-    # First of all: a compiler sees nothing but what it knows.
+    # First, because a compiler can only trace what it knows.
     if is_compiling():
         return compiled_segment(fn, args, kwargs, options)
     return engine_of_call(fn, args, kwargs).run_segment(fn, args, kwargs, options)
@@ -243,7 +242,7 @@ class _SegmentRunner:
 
 
 def wrap(fn: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function like `fn`, or a module like it, whose calls are `run(fn, args, kwargs)`."""
+    """Return `fn`, a function or module, with calls replaced by `run(fn, args, kwargs)`."""
     if is_torch_module(fn):
         module: Callable[..., Any] = engine_for([], fn).checkpointed_module(fn, run)
         return module
@@ -261,20 +260,18 @@ def _policy_of_torch_call(
     debug: bool | None,
     early_stop: bool | None,
 ) -> Any:
-    """Check the options of torch's `checkpoint`; return the policy among them."""
+    """Check the options of torch's `checkpoint`; return the policy that they contain."""
     if use_reentrant:
         refuse_reentrant()
     for name, value in (("debug", debug), ("early_stop", early_stop)):
         if value is not None:
             check_option(name, value)
     if determinism_check not in (None, "default", "none"):
-        raise ValueError(
-            f'determinism_check is "default" or "none" in torch, got {determinism_check!r}'
-        )
+        raise ValueError(f'determinism_check is "default" or "none", got {determinism_check!r}')
     if context_fn is None:
         return policy
     if policy is not None:
-        raise ValueError("give policy or context_fn, not both: each says what is kept")
+        raise ValueError("pass policy or context_fn, not both: each says what is kept")
     if not callable(context_fn):
         raise TypeError(f"context_fn is a function, got {context_fn!r}")
     return ContextPolicy(context_fn)
@@ -287,6 +284,6 @@ def check_option(name: str, value: Any) -> None:
 
 def refuse_reentrant() -> None:
     raise ValueError(
-        "use_reentrant=True is not supported: re-entrant checkpointing loses gradients of what is "
-        "closed over and cannot be nested; leave it out or pass False"
+        "use_reentrant=True is not supported: reentrant checkpointing loses gradients of "
+        "closed-over tensors and cannot be nested; leave it out or pass False"
     )

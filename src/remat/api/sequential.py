@@ -1,4 +1,4 @@
-"""Layers in a row, cut into segments."""
+"""A sequence of layers, divided into checkpointed segments."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ def checkpoint_sequential(
 ) -> Any:
     """Run `input` through the functions one after the other, in checkpointed segments.
 
-    Each segment keeps its input and drops its activations, as `checkpoint` does; but not the last
-    one: it is needed first in backward, so dropping would gain nothing.
+    Each segment but the last keeps its input and drops its activations, as `checkpoint` does.
+    Backward needs the last segment first, so dropping its activations would save nothing.
 
     Args:
-        functions: A list of layers, or an `nn.Sequential`. Each gets what the one before it has
-            returned, as a single argument: a tuple stays a tuple, as in `nn.Sequential`.
+        functions: A list of layers, or an `nn.Sequential`. Each gets the output of the one before
+            as a single argument, also if it is a tuple, as in `nn.Sequential`.
         args: The input; or, in torch's order, the number of segments and the input.
-        input: What the first one gets, as a keyword.
-        segments: How many; they differ by one layer at most. By default about the square root of
-            the number of layers.
-        preserve_rng_state: Draw random numbers in backward as they were drawn before.
-        use_reentrant: Accepted if False, as users of torch write it.
+        input: The input, as a keyword.
+        segments: The number of segments, which differ by at most one layer. Default: about the
+            square root of the number of layers.
+        preserve_rng_state: Backward draws the same random numbers again.
+        use_reentrant: False is accepted, as in torch. True is a ValueError.
 
     >>> import numpy as np
     >>> import remat
@@ -102,7 +102,7 @@ def checkpoint_sequential(
 def _input_and_segments(
     args: tuple[Any, ...], input: Any, segments: int | None
 ) -> tuple[Any, int | None]:
-    """Sort out what was given by position: (input), (segments, input), or (segments) alone."""
+    """Interpret positional arguments: (input), (segments, input), or (segments) alone."""
     by_position = [*args, *([] if input is _MISSING else [input])]
     if len(by_position) == 2 and segments is None:
         return by_position[1], by_position[0]
@@ -122,13 +122,13 @@ def _run(layers: list[Callable[[Any], Any]], value: Any) -> Any:
 
 
 def _default(layers: int) -> int:
-    return 1 + math.isqrt(max(0, layers - 1))  # the root, rounded up
+    return 1 + math.isqrt(max(0, layers - 1))  # the square root, rounded up
 
 
 def _edges(layers: int, segments: int) -> list[int]:
-    """Return where segments begin and end, the longer ones first.
+    """Return the boundaries of the segments, the longer ones first.
 
-    The last one is taped while all checkpoints are held, so it should be short.
+    The last one runs plainly while all checkpoints are held, so it should be short.
 
     >>> _edges(10, 3)
     [0, 4, 7, 10]

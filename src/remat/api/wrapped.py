@@ -1,4 +1,4 @@
-"""What `checkpoint(fn)` returns: a callable like `fn` whose calls are checkpointed."""
+"""What `checkpoint(fn)` returns: a callable that runs `fn` as a checkpointed segment."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 class CheckpointedFunction(Generic[P, R]):
     """Calls a function as a checkpointed segment.
 
-    Like `functools.partial` it can be copied and pickled: a deep copy of a bound method is bound to
-    the copy of its object. Like a function it becomes a method when it is an attribute of a class.
+    Like `functools.partial` it can be copied and pickled; a deep copy of a bound method is bound to
+    the copy of its object. Like a function it becomes a method as an attribute of a class.
     """
 
     def __init__(self, fn: Callable[P, R], run: Run) -> None:
@@ -39,7 +39,7 @@ class CheckpointedFunction(Generic[P, R]):
         return self if bound is self.__wrapped__ else type(self)(bound, self._run)
 
     def __reduce__(self) -> Any:
-        # As a function is: by its name, if that leads here.
+        # By name, like a function, if the name resolves to this object.
         if _lookup(self.__module__, getattr(self, "__qualname__", "")) is self:
             return self.__qualname__
         return type(self), (self.__wrapped__, self._run)
@@ -57,7 +57,7 @@ class CheckpointedFunction(Generic[P, R]):
 
 
 def plain_function(fn: Any) -> Any:
-    """Return the function inside of a checkpointed one, or `fn` itself."""
+    """Return the function inside a checkpointed one, or `fn` itself."""
     return fn.__wrapped__ if isinstance(fn, CheckpointedFunction) else fn
 
 

@@ -1,8 +1,8 @@
 """Policies: which values a checkpointed region keeps, and which it recomputes in backward.
 
-A policy is asked about a value and answers KEEP or RECOMPUTE. It is asked when an op has made the
-value, once more if autograd saves it for backward, and once more if the program names it; one KEEP
-is enough. Policies are small named objects that compare, print and pickle, and that compose.
+A policy gets a value and returns KEEP or RECOMPUTE. It is asked when an op has computed the value,
+again if autograd saves it for backward, and again if the program names it. One KEEP is enough.
+Policies are small named objects that can be compared, printed, pickled and composed.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ Shape = tuple[int, ...]
 
 
 class Decision(Enum):
-    """What becomes of a value between forward and backward."""
+    """What happens to a value between forward and backward."""
 
     RECOMPUTE = "recompute"
     KEEP = "keep"
 
 
 class Candidate(NamedTuple):
-    """What a policy is told about a value."""
+    """What a policy knows about a value."""
 
-    op: str  # the name of the op that made it, such as "aten.mm.default"
+    op: str  # the op that computed it, such as "aten.mm.default"
     shapes: tuple[Shape, ...]  # of the value, then of the op's inputs
     nbytes: int
-    name: str = ""  # that the program gave it with `remat.name`
-    is_saved: bool = False  # whether autograd is saving it for backward right now
+    name: str = ""  # given with `remat.name`
+    is_saved: bool = False  # whether autograd is saving it for backward
 
 
 class Policy:
@@ -64,7 +64,7 @@ def _keep(condition: bool) -> Decision:
 
 @dataclass(frozen=True, slots=True)
 class SaveNothing(Policy):
-    """Recompute everything: what `checkpoint` does by default."""
+    """Recompute everything: the default of `checkpoint`."""
 
     def __call__(self, candidate: Candidate, /) -> Decision:
         return Decision.RECOMPUTE
@@ -75,7 +75,7 @@ class SaveNothing(Policy):
 
 @dataclass(frozen=True, slots=True)
 class SaveEverything(Policy):
-    """Keep all that plain autograd would save."""
+    """Keep everything that plain autograd saves."""
 
     def __call__(self, candidate: Candidate, /) -> Decision:
         return _keep(candidate.is_saved)
@@ -86,7 +86,7 @@ class SaveEverything(Policy):
 
 @dataclass(frozen=True, slots=True)
 class SaveBelow(Policy):
-    """Keep what autograd saves if it is smaller than `nbytes`."""
+    """Keep saved tensors that are smaller than `nbytes`."""
 
     nbytes: int
 
@@ -99,7 +99,7 @@ class SaveBelow(Policy):
 
 @dataclass(frozen=True, slots=True)
 class SaveOps(Policy):
-    """Keep what ops of these names make; a name without overload stands for all of them."""
+    """Keep the outputs of ops by name; a name without overload means all overloads."""
 
     names: frozenset[str]
     label: str = field(default="", compare=False)
@@ -113,7 +113,7 @@ class SaveOps(Policy):
 
 @dataclass(frozen=True, slots=True)
 class SaveNames(Policy):
-    """Keep the tensors that the program has named with `remat.name`."""
+    """Keep tensors that were named with `remat.name`."""
 
     names: frozenset[str]
 
@@ -126,7 +126,7 @@ class SaveNames(Policy):
 
 @dataclass(frozen=True, slots=True)
 class Either(Policy):
-    """Keep what one of several policies keeps."""
+    """Keep what at least one of several policies keeps."""
 
     policies: tuple[Policy, ...]
 
@@ -149,7 +149,7 @@ class ByFunction(Policy):
 
 
 def as_policy(policy: Any) -> Policy:
-    """Return a policy as it is, or one that asks a plain function of four arguments.
+    """Return a policy unchanged, or wrap a plain function of four arguments.
 
     >>> large = as_policy(lambda op, shapes, nbytes, name: nbytes > 10)
     >>> large(Candidate("mm", (), 100))

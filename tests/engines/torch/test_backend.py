@@ -110,7 +110,7 @@ def test_a_version_of_pytorch_that_lacks_names_is_told_which(monkeypatch) -> Non
         spec.loader.exec_module(module)
     message = str(raised.value)
     assert torch.__version__ in message
-    assert "torch._C._current_graph_task_id (tells backward passes apart" in message
+    assert "torch._C._current_graph_task_id (identifies the backward pass" in message
     assert "torch._C._AutoDispatchBelowADInplaceOrView (calls ops below autograd" in message
     assert "_push_on_torch_dispatch_stack" not in message
 

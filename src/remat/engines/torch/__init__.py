@@ -1,4 +1,4 @@
-"""The PyTorch engine: record ops, forget what they made, and replay them on the way back."""
+"""The PyTorch engine: records ops, drops what they computed, and replays them in backward."""
 
 from .arrays import TorchArrays
 from .budget.forward import set_budget

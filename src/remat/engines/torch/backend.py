@@ -1,8 +1,8 @@
 """Every private name of PyTorch that remat uses, and what it is for. Checked with PyTorch 2.13.
 
-A new version of PyTorch is this one file to check: if a name is gone, importing it says which.
-Attributes of tensors that are private by name but common knowledge (`_version`, `_base`,
-`_is_view`) are used where they are needed.
+For a new version of PyTorch this is the one file to check: importing it names what is missing.
+Well-known private attributes of tensors (`_version`, `_base`, `_is_view`) are used where they are
+needed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _missing: list[str] = []
 
 
 def _private(path: str, purpose: str) -> Any:
-    """Return a private name of PyTorch; if it is gone, remember that for one error about all."""
+    """Return a private name of PyTorch. Missing names are collected for one error."""
     try:
         return attrgetter(path)(torch)
     except AttributeError:
@@ -70,28 +70,28 @@ def _private(path: str, purpose: str) -> Any:
 
 push_dispatch_mode: Callable[[Any], None] = _private(
     "_C._push_on_torch_dispatch_stack",
-    "switches the recorder on; TorchDispatchMode.__enter__ also sets flags for the compiler",
+    "enters the recorder; TorchDispatchMode.__enter__ also sets flags for the compiler",
 )
 pop_dispatch_mode: Callable[[Any], Any] = _private(
-    "_C._pop_torch_dispatch_stack", "switches the recorder off"
+    "_C._pop_torch_dispatch_stack", "leaves the recorder"
 )
 count_dispatch_modes: Callable[[], int] = _private(
-    "_C._len_torch_dispatch_stack", "tells whether dispatch modes of the program are on"
+    "_C._len_torch_dispatch_stack", "checks whether dispatch modes of the program are active"
 )
 dispatch_mode_stack: Callable[[], list[Any]] = _private(
-    "utils._python_dispatch._get_current_dispatch_mode_stack", "tells which ones"
+    "utils._python_dispatch._get_current_dispatch_mode_stack", "lists the active dispatch modes"
 )
 without_modes: Callable[[], AbstractContextManager[Any]] = _private(
     "utils._python_dispatch._disable_current_modes", "detaches tensors of wrapper subclasses"
 )
 count_function_modes: Callable[[], int] = _private(
-    "_C._len_torch_function_stack", "tells whether function modes of the program are on"
+    "_C._len_torch_function_stack", "checks whether function modes of the program are active"
 )
 without_function_modes: Callable[[], Guard] = _private(
-    "_C.DisableTorchFunction", "replays ops unseen by function modes and subclasses"
+    "_C.DisableTorchFunction", "replays ops without function modes and subclasses"
 )
 without_subclass_functions: Callable[[], Guard] = _private(
-    "_C.DisableTorchFunctionSubclass", "detaches a tensor without what its class adds"
+    "_C.DisableTorchFunctionSubclass", "detaches a tensor without __torch_function__ of its class"
 )
 push_saved_tensor_hooks: Callable[[Any, Any], None] = _private(
     "_C._autograd._push_saved_tensors_default_hooks", "what saved_tensors_hooks.__enter__ does"
@@ -100,46 +100,47 @@ pop_saved_tensor_hooks: Callable[[], None] = _private(
     "_C._autograd._pop_saved_tensors_default_hooks", "what saved_tensors_hooks.__exit__ does"
 )
 top_saved_tensor_hooks: Callable[[bool], Any] = _private(
-    "_C._autograd._top_saved_tensors_default_hooks", "tells whether others were set since ours"
+    "_C._autograd._top_saved_tensors_default_hooks",
+    "checks whether other hooks were set after ours",
 )
 
 has_global_module_hooks: Callable[[], bool] = _private(
-    "nn.modules.module._has_any_global_hook", "tells whether calls of modules are tracked"
+    "nn.modules.module._has_any_global_hook", "checks whether module calls are tracked"
 )
 
 # -- the dispatcher --------------------------------------------------------------------------------
 
 below_autograd: Callable[[], Guard] = _private(
-    "_C._AutoDispatchBelowADInplaceOrView", "calls ops below autograd and its version counters"
+    "_C._AutoDispatchBelowADInplaceOrView", "calls ops below autograd and version counters"
 )
 _include: Callable[[Any, bool], Guard] = _private(
-    "_C._SetExcludeDispatchKeyGuard", "switches a layer of the dispatcher off or on again"
+    "_C._SetExcludeDispatchKeyGuard", "disables a dispatch key, or enables it again"
 )
 _exclude: Callable[[Any], Guard] = _private(
-    "_C._ExcludeDispatchKeyGuard", "switches several layers of the dispatcher off"
+    "_C._ExcludeDispatchKeyGuard", "disables several dispatch keys"
 )
-_keys: Any = _private("_C.DispatchKey", "names the layers of the dispatcher")
-_full_keys: Any = _private("_C._dispatch_keyset_full", "all layers")
-_keys_after: Any = _private("_C._dispatch_keyset_full_after", "the layers below one")
-_key_set: Any = _private("_C.DispatchKeySet", "a set of layers")
+_keys: Any = _private("_C.DispatchKey", "names dispatch keys")
+_full_keys: Any = _private("_C._dispatch_keyset_full", "all dispatch keys")
+_keys_after: Any = _private("_C._dispatch_keyset_full_after", "the keys below one")
+_key_set: Any = _private("_C.DispatchKeySet", "a set of dispatch keys")
 
 
 def without_dispatch_modes() -> Guard:
-    """Call ops below all dispatch modes; torch's own guard for that cannot be entered twice."""
+    """Call ops below all dispatch modes. torch's own guard for that cannot be entered twice."""
     return _exclude(
         _key_set(_keys.Python) | _key_set(_keys.PythonTLSSnapshot) | _key_set(_keys.PreDispatch)
     )
 
 
 def with_version_counters() -> Guard:
-    """Switch on, inside of a mode, the layer that counts writes; views share their counter."""
+    """Enable version counting inside a dispatch mode; views share the counter of their base."""
     return _include(_keys.ADInplaceOrView, False)
 
 
 class on_conjugates:
-    """Switch on, inside of a mode, what lets kernels work on conjugate views.
+    """Enable the conjugate and negative fallbacks inside a dispatch mode.
 
-    PyTorch switches it off there, and kernels that make such views themselves go wrong.
+    PyTorch disables them there. Kernels that make conjugate views themselves then fail.
     """
 
     def __enter__(self) -> None:
@@ -153,11 +154,10 @@ class on_conjugates:
 
 
 class Guards:
-    """Guards of one kind that are made once and entered often.
+    """A pool of dispatcher guards of one kind, which are reused.
 
-    To make one takes as long as to run a small op, to enter it again a tenth of that. A guard is
-    nobody else's between `take` and `give`, so a thread, or a call inside of a call, never enters
-    one that another is inside of.
+    Making a guard takes as long as running a small op, entering it again a tenth of that. Between
+    `take` and `give` a guard has one owner, so no other thread and no nested call enters it.
 
     >>> from contextlib import nullcontext
     >>> guards = Guards(nullcontext)
@@ -182,7 +182,7 @@ class Guards:
 
 
 def _replaying() -> Callable[[], Guard]:
-    """Return what switches off autograd, autocast, transforms and modes: a replay is unseen."""
+    """Return a guard that disables autograd, autocast, transforms and modes for a replay."""
     if _missing:
         return without_dispatch_modes
     below = _keys_after(_keys.ADInplaceOrView)
@@ -194,15 +194,16 @@ replaying = Guards(_replaying())
 # -- autograd --------------------------------------------------------------------------------------
 
 current_graph_task: Callable[[], int] = _private(
-    "_C._current_graph_task_id", "tells backward passes apart; -1 outside of any"
+    "_C._current_graph_task_id", "identifies the backward pass; -1 outside of any"
 )
 queue_callback: Callable[[Callable[[], None]], None] = _private(
-    "autograd.variable.Variable._execution_engine.queue_callback", "tells the end of a pass"
+    "autograd.variable.Variable._execution_engine.queue_callback",
+    "calls back at the end of a backward pass",
 )
 _set_versions: Any = _private(
-    "_C._autograd._unsafe_set_version_counter", "finds tensors that share a version counter"
+    "_C._autograd._unsafe_set_version_counter", "detects tensors that share a version counter"
 )
-AccumulateGrad: Any = _private("_C._functions.AccumulateGrad", "the node of a leaf in a graph")
+AccumulateGrad: Any = _private("_C._functions.AccumulateGrad", "the graph node of a leaf")
 
 
 def count_graph_nodes() -> int:
@@ -214,7 +215,7 @@ def count_graph_nodes() -> int:
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:
-    """Set the version counter of a tensor, and of all that share it."""
+    """Set the version counter of a tensor and of all tensors that share it."""
     _set_versions((tensor,), (version,))
 
 
@@ -224,7 +225,7 @@ are_functorch_transforms_active: Callable[[], bool] = _private(
     "_C._are_functorch_transforms_active", "refuses regions under torch.func"
 )
 is_functorch_tensor: Callable[[torch.Tensor], bool] = _private(
-    "_C._functorch.is_functorch_wrapped_tensor", "recognises tensors of vmap, which have no memory"
+    "_C._functorch.is_functorch_wrapped_tensor", "recognises tensors of vmap, which have no storage"
 )
 _get_dispatch_mode: Any = _private("_C._get_dispatch_mode", "refuses regions under make_fx")
 _mode_keys: Any = _private("_C._TorchDispatchModeKey", "names the mode of make_fx")
@@ -236,16 +237,16 @@ def is_traced_by_make_fx() -> bool:
 
 
 def never_compiled(function: Any) -> None:
-    """Keep the compiler out of a function and what it calls, without a wrapper that takes time."""
+    """Exclude a function and its callees from compilation, without the cost of a wrapper."""
     skip = _eval_frame._FrameAction.SKIP
     strategy = _eval_frame._FrameExecStrategy(skip, skip)
     _eval_frame.set_code_exec_strategy(function.__code__, strategy)
 
 
 def keep_compiler_out() -> None:
-    """Have the compiler break its graph at this engine instead of tracing it, once it is loaded.
+    """Make the compiler break its graph at this engine, if the compiler is loaded.
 
-    Compiled autograd would trace what a backward pass does in hooks on saved tensors.
+    Compiled autograd would otherwise trace the saved-tensor hooks.
     """
     rules = sys.modules.get("torch._dynamo.trace_rules")
     if rules is not None and not _skipped:
@@ -255,7 +256,7 @@ def keep_compiler_out() -> None:
 
 _skipped: list[Any] = []
 
-# -- functions that read their arguments more quickly than overloads -------------------------------
+# -- functions that parse their arguments faster than overloads ------------------------------------
 
 FUNCTIONS: Any = _private("_C._VariableFunctions", "functions of `torch`")
 NN_FUNCTIONS: Any = _private("_C._nn", "functions of `torch.nn.functional`")
@@ -263,6 +264,6 @@ TENSOR_FUNCTIONS: Any = _private("_C.TensorBase", "methods of tensors")
 
 if _missing:
     raise UnsupportedError(
-        f"remat knows the insides of PyTorch 2.13; {torch.__version__} lacks "
+        f"remat uses private names of PyTorch 2.13; {torch.__version__} lacks "
         f"{'; '.join(_missing)}. Use a PyTorch that remat's CHANGELOG names, or a newer remat"
     )

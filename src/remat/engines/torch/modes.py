@@ -1,7 +1,7 @@
-"""Dispatch modes of the program around a region: whether they only look on.
+"""Dispatch modes of the program around a region: whether they only observe.
 
-A region records what ops give under the modes around it, but what is computed again passes all
-modes by. A mode that changes what ops give would be missed there.
+A region records the results of ops under the modes around it, but a replay runs without modes. So a
+mode that changes the results of ops would be missing in the replay.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from .backend import count_dispatch_modes, dispatch_mode_stack
 
 __all__ = ["changing_mode", "why_it_counts"]
 
-# Modes that were read, and call every op as it is. Others of torch do not: its selective
-# checkpointing gives what it has in store, and draws no random numbers for it.
-_LOOK_ON = {
+# Modes whose code was checked: they call every op unchanged. Others of torch do not: its selective
+# checkpointing returns cached results, and draws no random numbers for them.
+_OBSERVERS = {
     "remat.engines.torch.loop.side_effects",
     "torch._subclasses.fake_utils",
     "torch._subclasses.schema_check_mode",
@@ -28,25 +28,25 @@ _LOOK_ON = {
 
 
 def changing_mode() -> Any:
-    """Return a mode of this thread that may change what ops give; None if there is none."""
+    """Return an active dispatch mode that may change the results of ops, or None."""
     if not count_dispatch_modes():
         return None
-    return next((m for m in dispatch_mode_stack() if not _looks_on(m)), None)
+    return next((m for m in dispatch_mode_stack() if not _only_observes(m)), None)
 
 
-def _looks_on(mode: Any) -> bool:
+def _only_observes(mode: Any) -> bool:
     kind = type(mode)
     return (
         getattr(kind, "remat_looks_on", False)
-        or kind.__module__ in _LOOK_ON
-        or kind.is_infra_mode()  # fake and functional tensors, which are no memory for regions
+        or kind.__module__ in _OBSERVERS
+        or kind.is_infra_mode()  # fake and functional tensors, which have no memory
     )
 
 
 def why_it_counts(mode: Any) -> str:
     name = f"{type(mode).__module__}.{type(mode).__qualname__}"
     return (
-        f"the dispatch mode {name} is on around it and may change what ops give, which would be "
-        "missed when they are run again. Enter it inside of the region, or, if it only looks on, "
-        "say so on its class: remat_looks_on = True"
+        f"the dispatch mode {name} is active around it and may change the results of ops, which a "
+        "recomputation would miss. Enter it inside of the region, or, if it only observes, set "
+        "remat_looks_on = True on its class"
     )

@@ -14,11 +14,10 @@ Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def checkpointed_module(module: nn.Module, run: Run) -> nn.Module:
-    """Return a module over the very state of `module` whose calls are `run(call, args, kwargs)`.
+    """Return a module with the same state as `module` whose calls are `run(call, args, kwargs)`.
 
-    It is of a subclass of the module's class: parameters, buffers, hooks, attributes and
-    `state_dict` keys are the same objects, and a change to one is a change to both. Copies and
-    pickles are checkpointed, too.
+    Its class is a subclass of the module's class, and it shares the `__dict__`: parameters,
+    buffers, hooks and attributes are the same objects. Copies and pickles are checkpointed, too.
     """
     copy: nn.Module = _make(type(module), run)
     object.__setattr__(copy, "__dict__", module.__dict__)
@@ -32,7 +31,7 @@ def _make(cls: type[nn.Module], run: Run) -> Any:
 
 
 class _PlainCall:
-    """The call of a module as it was, under the name of its class."""
+    """The original `__call__` of a module, named after its class."""
 
     def __init__(self, cls: Any, module: nn.Module) -> None:
         self.__qualname__ = cls.__qualname__
@@ -45,7 +44,7 @@ class _PlainCall:
 
 @functools.cache
 def _checkpointed_class(cls: Any) -> type[nn.Module]:
-    """Return a subclass whose calls are checkpointed; it looks like the class itself."""
+    """Return a subclass with checkpointed calls and the name of the class."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self._remat_run(_PlainCall(cls, self), args, kwargs)
@@ -54,7 +53,7 @@ def _checkpointed_class(cls: Any) -> type[nn.Module]:
         return _make, (cls, self._remat_run), self.__dict__
 
     body = {
-        "__slots__": ("_remat_run",),  # not in the state, which is that of the module itself
+        "__slots__": ("_remat_run",),  # not in `__dict__`, which belongs to the module
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,

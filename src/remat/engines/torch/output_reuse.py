@@ -16,25 +16,25 @@ from .region import Region, SavedTensor
 
 __all__ = ["OutputReuse"]
 
-_LATELY = 100  # regions, among which the one that made an input is sought
-_MANY = 200  # notes, before it is worth a look which of them are of no use any more
+_LATELY = 100  # closed regions that are searched for the producer of an input
+_MANY = 200  # entries, before dead ones are removed
 
 
 class OutputReuse:
-    """Finds the saved tensors of what the closed regions of a thread gave to the program."""
+    """Finds saved tensors of closed regions by the tensor that the region returned."""
 
     def __init__(self) -> None:
         self._closed: deque[ref[Region]] = deque(maxlen=_LATELY)
-        self._saved: dict[int, list[ref[SavedTensor]]] = {}  # by the notes of their values
+        self._saved: dict[int, list[ref[SavedTensor]]] = {}  # by the note of their value
         self._many = _MANY
 
     def closed(self, region: Region) -> None:
         self._closed.append(ref(region))
 
     def users_of(self, tensor: Tensor, note: int) -> tuple[ref[SavedTensor], ...]:
-        """Return the saved tensors of what a tensor is, if its storage carries this note."""
+        """Return the saved tensors that are equal to a tensor whose storage carries this note."""
         if self._closed:
-            self._look()
+            self._add_closed()
         stride = None if tensor.is_contiguous() else tensor.stride()
         return tuple(
             reference
@@ -44,8 +44,8 @@ class OutputReuse:
             and _is_unchanged(tensor, saved.value)
         )
 
-    def _look(self) -> None:
-        """Look for what is left of the regions that were closed since."""
+    def _add_closed(self) -> None:
+        """Add the saved tensors of the regions that were closed since the last call."""
         for closed in self._closed:
             region = closed()
             for reference in () if region is None else region.saved:
@@ -61,10 +61,10 @@ class OutputReuse:
 
 
 def _is_unchanged(tensor: Tensor, value: Value) -> bool:
-    """Return whether a tensor is what it was when it was made with a value, strides apart."""
+    """Return whether a tensor is the unmodified original of a value, strides aside."""
     made = value
     while made.op is not None and made.argument is not None:
-        made = made.op.overwritten(made.argument)  # a write changes no layout
+        made = made.op.overwritten(made.argument)  # a write does not change the geometry
     return (
         value.tensor() is tensor
         and value.version == tensor._version

@@ -1,9 +1,9 @@
-"""Random numbers: which generator an op draws from, and how to draw the same again.
+"""Random numbers: which generator an op draws from, and how to draw the same numbers again.
 
-Generators are shared by all threads, and to read the state of one and to draw from it are two
-actions. A lock makes them one for all that regions do. Other threads of the program may still draw
-in between. So the state after a draw is noted, too, and, if there are other threads, a checksum of
-what was drawn: if a replay does not come to the same, somebody else has drawn meanwhile.
+Threads share generators. Reading the state of a generator and drawing from it are two actions; a
+lock makes them atomic for all regions. Threads outside of regions may still draw in between. So the
+state after a draw is saved, too, and, if there are other threads, a checksum of the numbers. If a
+replay does not reproduce both, another thread has drawn in the meantime.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ...errors import RecomputeMismatchError
 __all__ = ["Draw", "draw", "draw_again", "generator_of"]
 
 _lock = threading.RLock()
-_ATTEMPTS = 100  # to replay a draw while other threads draw, too
-_SAMPLE = 32768  # bytes of what was drawn that are compared
+_ATTEMPTS = 100  # to replay a draw while other threads draw
+_SAMPLE = 32768  # bytes of the drawn numbers that are compared
 
 
 class Draw(NamedTuple):
-    """What an op drew from, and between which states of it."""
+    """The generator that an op drew from, and its states before and after."""
 
     generator: torch.Generator
     before: Tensor
-    after: int  # a checksum of the state
-    sample: int | None  # a checksum of what was drawn; None if no other thread could draw
+    after: int  # checksum of the state
+    sample: int | None  # checksum of the numbers; None if no other thread could draw
 
 
 def draw(generator: torch.Generator, call: Callable[[], Any]) -> tuple[Any, Draw]:
-    """Call an op that draws random numbers, and note what it takes to draw them again."""
+    """Call an op that draws random numbers, and save what a replay needs."""
     with _lock:
         before = generator.get_state()
         out = call()
@@ -44,9 +44,9 @@ def draw(generator: torch.Generator, call: Callable[[], Any]) -> tuple[Any, Draw
 
 
 def draw_again(drawn: Draw, call: Callable[[], Any], *, repeatable: bool) -> Any:
-    """Call an op with the random numbers that it drew, and leave the generator as it was.
+    """Call an op with the random numbers that it drew before, and restore the generator.
 
-    If another thread draws meanwhile, the call is repeated, as far as it can be.
+    If another thread draws in the meantime, the call is repeated if it is `repeatable`.
     """
     generator = drawn.generator
     for _ in range(_ATTEMPTS if repeatable else 1):
@@ -60,9 +60,9 @@ def draw_again(drawn: Draw, call: Callable[[], Any], *, repeatable: bool) -> Any
             finally:
                 generator.set_state(now)
     raise RecomputeMismatchError(
-        "random numbers that a checkpointed region drew cannot be drawn again: another thread drew "
+        "the random numbers of a checkpointed region cannot be drawn again: another thread drew "
         "from the same generator at the same time. Give that thread a generator of its own "
-        "(torch.Generator), or pass preserve_rng_state=False to keep what regions draw"
+        "(torch.Generator), or pass preserve_rng_state=False to keep the numbers themselves"
     )
 
 
@@ -71,10 +71,10 @@ def _checksum(generator: torch.Generator) -> int:
 
 
 def _sample(out: Any) -> int:
-    """Return a checksum of the first bytes of what an op gave, if the host can read them.
+    """Return a checksum of the first bytes of an op's outputs, if they are in main memory.
 
-    The state alone does not tell: another thread may draw as much before a draw as after its
-    replay.
+    The state alone is not enough: another thread may draw equally often in the forward pass and
+    in the replay.
     """
     checksum = 0
     for tensor in out if isinstance(out, list | tuple) else (out,):
@@ -85,7 +85,7 @@ def _sample(out: Any) -> int:
 
 
 def generator_of(args: Iterable[Any], kwargs: dict[str, Any]) -> torch.Generator:
-    """Return the generator of a call: the one that it was given, or its device's own."""
+    """Return the generator of a call: its argument, or the default generator of its device."""
     values = [*args, *kwargs.values()]
     for value in values:
         if isinstance(value, torch.Generator):
@@ -97,7 +97,7 @@ def generator_of(args: Iterable[Any], kwargs: dict[str, Any]) -> torch.Generator
 
 
 def _of_device(device: torch.device) -> torch.Generator:
-    if device.type in ("cpu", "meta"):  # (ops on meta tensors draw nothing)
+    if device.type in ("cpu", "meta"):  # ops on meta tensors draw no numbers
         return torch.default_generator
     if device.type == "mps":
         return torch.mps._get_default_mps_generator()

@@ -1,12 +1,11 @@
-"""Regions: what is dropped together and recomputed together, and what autograd gets instead.
+"""Regions: parts of a program whose activations are dropped and recomputed together.
 
-Autograd gets a `SavedTensor` for every tensor that it saves inside of a region. The first one of a
-region that is asked for its tensor in a backward pass makes the region recompute those of all its
-living saved tensors, each op once. A saved tensor gives its tensor away when it is asked for it, so
-the tensor lives as long as autograd needs it and no longer; what nobody asked for is dropped at the
-end of the pass.
+Autograd gets a `SavedTensor` for every tensor that it saves inside a region. The first one that is
+unpacked in a backward pass makes the region recompute the tensors of all its saved tensors that are
+alive, each op once. A saved tensor hands its tensor over when it is unpacked, so that autograd
+frees it as soon as it is done. What was not unpacked is dropped at the end of the pass.
 
-Regions nest by one rule: what an inner region starts from is a tensor saved by its parent.
+Nested regions follow one rule: the inputs of an inner region are tensors saved by its parent.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ __all__ = ["Region", "RegionObserver", "SavedTensor", "unpack"]
 
 
 class RegionObserver(ReplayObserver, Protocol):
-    """Who is told what a region does; `diagnostics.accounting` is one."""
+    """Is notified of what a region does. `diagnostics.accounting` implements it."""
 
     def make_saved(self, operand: Operand, region: Region) -> SavedTensor: ...
 
@@ -62,17 +61,17 @@ class RegionObserver(ReplayObserver, Protocol):
 
 
 class SavedTensor:
-    """What autograd holds in place of a tensor."""
+    """The placeholder that autograd holds instead of a tensor."""
 
-    __slots__ = ("__weakref__", "operand", "region", "stays", "stride", "tensor", "version")
+    __slots__ = ("__weakref__", "is_kept", "operand", "region", "stride", "tensor", "version")
 
     def __init__(self, operand: Operand, region: Region) -> None:
         self.operand = operand
         self.region = region
         self.tensor: Tensor | None = None
-        self.version = 0  # of the tensor, when it came here
-        self.stays = False  # after it was asked for
-        self.stride: tuple[int, ...] | None = None  # of what was saved, unless that is contiguous
+        self.version = 0  # of the tensor, when it was received
+        self.is_kept = False  # it keeps its tensor when it is unpacked
+        self.stride: tuple[int, ...] | None = None  # of the saved tensor; None if contiguous
 
     @property
     def value(self) -> Value:
@@ -80,53 +79,53 @@ class SavedTensor:
         return operand if type(operand) is Value else operand.value
 
     def keep(self, tensor: Tensor) -> None:
-        """Keep what is saved, as a policy says."""
-        self.receive(alias(tensor), stays=True)
+        """Keep the tensor, because a policy says so."""
+        self.receive(alias(tensor), is_kept=True)
 
     def keep_leaf(self, tensor: Tensor) -> None:
-        """Keep a leaf as autograd would: the very tensor, with its class and its attributes."""
+        """Keep a leaf as autograd would: the same object, with its class and attributes."""
         if not tensor.is_inference():
-            self.receive(tensor, stays=True)
+            self.receive(tensor, is_kept=True)
 
-    def receive(self, tensor: Tensor, *, stays: bool = False) -> None:
-        self.tensor, self.version, self.stays = tensor, tensor._version, stays
+    def receive(self, tensor: Tensor, *, is_kept: bool = False) -> None:
+        self.tensor, self.version, self.is_kept = tensor, tensor._version, is_kept
 
     def drop(self) -> None:
-        self.tensor, self.stays = None, False
+        self.tensor, self.is_kept = None, False
         if self.region.observer is not None:
             self.region.observer.lost(self)
 
     def unchanged_tensor(self) -> Tensor | None:
-        """Return the tensor, if it is here and no backward has written to it."""
+        """Return the tensor, if it is held and no backward has written to it."""
         tensor = self.tensor
         return tensor if tensor is not None and tensor._version == self.version else None
 
     def borrow(self, tensor: Tensor) -> None:
-        """Keep, for the rest of this pass, what a later region holds as its input.
+        """Keep, for the rest of this pass, the input of a later region, which is about to free it.
 
-        That one is about to let it go, and here it will be asked for next.
+        It is the same tensor, and this region will need it next.
         """
         task = current_graph_task()
         if task == -1:
             return
-        self.region.await_end(task)  # also for what a pass that failed has left here
+        self.region.await_end(task)  # also drops what a failed pass has left
         if self.tensor is None:
-            self.receive(tensor, stays=True)
+            self.receive(tensor, is_kept=True)
             self.region.borrowed(self)
 
     def take(self) -> Tensor:
-        """Return the tensor, computed if need be; unless it stays, give it away."""
+        """Return the tensor, recomputed if necessary. Release it, unless it is to be kept."""
         region = self.region
         if region.observer is not None:
             region.observer.used(self)
         tensor = self.unchanged_tensor()
         if tensor is not None:
-            if not self.stays:
+            if not self.is_kept:
                 self.tensor = None
             return tensor
-        if self.tensor is not None:  # it was written to: whoever has it computes it again
+        if self.tensor is not None:  # it was modified: recompute it
             drop(self.value)
-            self.tensor, self.stays = None, False
+            self.tensor, self.is_kept = None, False
         if not is_available(self.value):
             return region.compute(self)
         guard = replaying.take()
@@ -138,26 +137,26 @@ class SavedTensor:
 
 
 def unpack(packed: SavedTensor | Value) -> Tensor:
-    """Return the tensor that autograd saved."""
+    """Return the tensor of a saved tensor: the unpack hook."""
     return fetch(packed) if type(packed) is Value else packed.take()
 
 
 class Region:
-    """A part of a program that is dropped and recomputed as a whole."""
+    """A part of a program whose activations are recomputed together."""
 
     parent: Region | None = None
     start = 0  # the number of its first op
     observer: RegionObserver | None = None
-    has_own_hooks = False  # because others were set inside of its parent
-    marks: tuple[ref[Value], ...] = ()  # kept by name or by mark
-    inputs: Mapping[Value, SavedTensor] = MappingProxyType({})  # which its parent saved
+    has_own_hooks = False  # because the program has set hooks inside its parent
+    marks: tuple[ref[Value], ...] = ()  # kept because of a name or a mark
+    inputs: Mapping[Value, SavedTensor] = MappingProxyType({})  # saved by its parent
     has_children = False
-    is_attended = False  # an observer or a policy wants to see every op
-    backward_began: Callable[[], None] | None = None  # told when a pass begins to recompute
-    hold_on: Sequence[ref[Value]] = ()  # values that stay held once they are recomputed here
-    _pass = -1  # the backward pass that it was computed in
-    _borrowed: tuple[ref[SavedTensor], ...] = ()  # that have a tensor until the end of a pass
-    _ends_with = -1  # the pass whose end it waits for
+    is_attended = False  # an observer or a policy has to see every op
+    backward_began: Callable[[], None] | None = None  # called before a recomputation
+    hold_on: Sequence[ref[Value]] = ()  # values to hold once they are recomputed
+    _pass = -1  # the last backward pass that recomputed it
+    _borrowed: tuple[ref[SavedTensor], ...] = ()  # hold a tensor until the pass ends
+    _ends_with = -1  # the pass whose end it has a callback for
 
     def __init__(
         self,
@@ -177,11 +176,11 @@ class Region:
     # -- forward -----------------------------------------------------------------------------------
 
     def attend(self, observer: RegionObserver) -> None:
-        """Tell an observer what the region does."""
+        """Notify an observer of what the region does."""
         self.observer, self.is_attended = observer, True
 
     def save(self, operand: Operand, tensor: Tensor | None, *, by_region: bool = False) -> Any:
-        """Return what stands for a computed tensor that autograd, or an inner region, saves."""
+        """Return the placeholder for a computed tensor that autograd or an inner region saves."""
         observer = self.observer
         saved = (
             SavedTensor(operand, self) if observer is None else observer.make_saved(operand, self)
@@ -200,7 +199,7 @@ class Region:
         return saved
 
     def close(self) -> None:
-        """End the forward pass of a region: let its parent save what it starts from."""
+        """End the forward pass of a region: its parent saves its inputs."""
         if self.parent is not None:
             wanted = [saved.operand for saved in self.living() if saved.tensor is None]
             outer = outer_values(wanted, self.start)
@@ -211,47 +210,47 @@ class Region:
             self.observer.closed(self)
 
     def closed_inside(self, child: Region) -> None:
-        """Note that a region inside of this one is at its end."""
+        """Called when an inner region was closed."""
 
     def replace(self, before: Value, after: Value) -> None:
-        """Let saved tensors of a value be of another one that has taken its place."""
+        """Make the saved tensors of a value refer to the value that has replaced it."""
         for saved in before.living_holders():
             if saved.operand is before:
                 saved.operand = after
                 saved.drop()
         after.holders, before.holders = (*after.holders, *before.holders), ()
 
-    def kept_nothing_back(self) -> bool:
-        """Return whether all was kept although no policy asked for it."""
+    def has_kept_everything(self) -> bool:
+        """Return whether everything was kept although no policy asked for it."""
         if self.has_children or self.retention is not None:
             return False
         alive = list(self.living())
         if self.saved and not alive:
-            return False  # a backward pass has been through it already
+            return False  # its backward pass has run already
         return all(saved.value.held is not None for saved in alive)
 
     def living(self) -> Iterator[SavedTensor]:
-        """Yield the saved tensors that autograd still holds."""
+        """Yield the saved tensors that autograd has not released."""
         for reference in self.saved:
             saved = reference()
             if saved is not None:
                 yield saved
 
     def forget_released(self) -> None:
-        """Forget saved tensors that autograd has released, but not that there were any."""
+        """Remove released saved tensors from the list, but remember that there were some."""
         alive = [reference for reference in self.saved if reference() is not None]
         self.saved = alive or self.saved[:1]
 
     # -- backward ----------------------------------------------------------------------------------
 
     def compute(self, asked: SavedTensor) -> Tensor:
-        """Return the tensor of a saved tensor, and compute all others if it is time."""
+        """Return the tensor of a saved tensor; the first one in a pass recomputes all others."""
         with self._lock:
             if self.backward_began is not None and not torch.is_grad_enabled():
                 self.backward_began()
             task = current_graph_task()
             if len(self.saved) == 1 or task in (-1, self._pass):
-                (tensor,) = self._compute([asked.operand])  # all there is, or once more
+                (tensor,) = self._compute([asked.operand])  # the only one, or a second time
             else:
                 tensor = self._compute_all(task, asked)
             if self.observer is not None:
@@ -259,14 +258,14 @@ class Region:
             return tensor
 
     def _compute_all(self, task: int, asked: SavedTensor) -> Tensor:
-        """Compute what all saved tensors will ask for; return the tensor of the one that asked."""
+        """Recompute the tensors of all saved tensors; return that of `asked`."""
         waiting = [
             saved for saved in self.living() if saved.tensor is None and saved.value.held is None
         ]
         tensors = self._compute([saved.operand for saved in waiting])
         self._pass = task
         if waiting == [asked] and self.observer is None:
-            return tensors[0]  # the one who asks takes all there is
+            return tensors[0]
         self.await_end(task)
         result = None
         for saved, tensor in zip(waiting, tensors, strict=True):
@@ -276,14 +275,14 @@ class Region:
                 saved.receive(tensor)
             if self.observer is not None:
                 self.observer.got(saved, tensor)
-        if result is None:  # another thread has had it computed meanwhile
+        if result is None:  # another thread has recomputed it in the meantime
             (result,) = self._compute([asked.operand])
         return result
 
     def _compute(self, wanted: list[Operand]) -> list[Tensor]:
         if torch.get_default_dtype() is self._dtype and not count_function_modes():
             return self._replay(wanted)
-        # Some ops ask for the default, and modes of the program have seen ours when they first ran.
+        # Some ops depend on the default dtype. Function modes have seen these ops in forward.
         with _default_dtype(self._dtype), without_function_modes():
             return self._replay(wanted)
 
@@ -304,7 +303,7 @@ class Region:
         return {value for reference in self.hold_on if (value := reference()) is not None}
 
     def borrowed(self, saved: SavedTensor) -> None:
-        """Note a saved tensor that got its tensor from a later region."""
+        """Note a saved tensor that holds a tensor lent by a later region."""
         self._borrowed = (*self._borrowed, ref(saved))
         if self.observer is not None and saved.tensor is not None:
             self.observer.got(saved, saved.tensor)
@@ -315,21 +314,21 @@ class Region:
             queue_callback(self._end_of_pass)
 
     def _end_of_pass(self) -> None:
-        """Drop what was computed and not asked for."""
+        """Drop what was recomputed and not unpacked."""
         borrowed, self._borrowed = self._borrowed, ()
         for reference in borrowed:
             if (saved := reference()) is not None:
                 saved.drop()
         for saved in self.living():
-            if not saved.stays:
+            if not saved.is_kept:
                 saved.drop()
         if self.observer is not None:
             self.observer.end_of_pass()
 
-    # -- what can be seen from outside -------------------------------------------------------------
+    # -- inspection --------------------------------------------------------------------------------
 
     def held(self) -> list[Tensor]:
-        """Return what is held of what was made in here, each value once."""
+        """Return the tensors that are held of what was computed in this region, each value once."""
         found: dict[Value, Tensor] = {}
         for reference in self.marks:
             if (value := reference()) is not None and value.held is not None:
@@ -342,7 +341,7 @@ class Region:
         return list(found.values())
 
     def recompute(self) -> list[Tensor]:
-        """Return what was dropped and is still to be asked for, computed now, each value once."""
+        """Recompute and return what was dropped and is still needed, each value once."""
         with self._lock:
             missing = {
                 saved.value: saved.operand
@@ -352,7 +351,7 @@ class Region:
             return self._compute(list(missing.values()))
 
     def drop_all(self) -> None:
-        """Hold nothing of what can be computed again."""
+        """Drop everything that can be recomputed."""
         for saved in self.living():
             drop(saved.value)
         for reference in self.marks:

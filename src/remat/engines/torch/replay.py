@@ -1,4 +1,4 @@
-"""Computing values again: which ops it takes, in which order, and what may be freed when."""
+"""Recomputation of values: which ops are replayed, in which order, and what is freed when."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ __all__ = [
     "replay",
 ]
 
-NeededOp = tuple[Op, list[Value]]  # an op that is to be run again, and the values it is run for
-_new_needs = tuple.__new__  # quicker than Needs(), which parses its arguments
+NeededOp = tuple[Op, list[Value]]  # an op to replay, and the values that are needed of it
+_new_needs = tuple.__new__  # faster than Needs(), which parses its arguments
 
 
 class ReplayObserver(Protocol):
-    """Who is told about a replay."""
+    """Is notified about replays."""
 
     def replaying(self, values: Mapping[Value, Tensor]) -> None:
-        """These values are there now."""
+        """These values exist now."""
 
     def replayed(self, ops: list[NeededOp], seconds: float) -> None: ...
 
 
 class Needs(NamedTuple):
-    """What it takes to compute values."""
+    """What a recomputation needs."""
 
     ops: list[NeededOp]  # in order
-    inputs: list[Value]  # that somebody else provides
-    lent: dict[Value, Tensor]  # that saved tensors have
+    inputs: list[Value]  # provided by the parent region
+    lent: dict[Value, Tensor]  # held by saved tensors
     uses: dict[Value, int]
 
 
 def find_needs(wanted: Iterable[Operand], inputs: Mapping[Value, Any]) -> Needs:
-    """Find the ops that lead from the nearest values that anybody holds to what is wanted."""
+    """Find the ops that compute what is wanted from the nearest values that are held."""
     uses: dict[Value, int] = {}
     needed: dict[int, NeededOp] = {}
     provided: list[Value] = []
     lent: dict[Value, Tensor] = {}
     values = [operand if type(operand) is Value else operand.value for operand in wanted]
-    for value in values:  # which grow on the way
+    for value in values:  # grows in the loop
         if value in uses:
             uses[value] += 1
             continue
@@ -72,7 +72,7 @@ def find_needs(wanted: Iterable[Operand], inputs: Mapping[Value, Any]) -> Needs:
         elif value in inputs:
             provided.append(value)
         else:
-            assert op is not None, "a value is neither held nor can it be computed"
+            assert op is not None, "a value is neither held nor recomputable"
             if op.number in needed:
                 needed[op.number][1].append(value)
             else:
@@ -87,7 +87,7 @@ def outer_values(wanted: Iterable[Operand], start: int) -> list[Value]:
     values = [operand if type(operand) is Value else operand.value for operand in wanted]
     seen = set(values)
     outer = []
-    for value in values:  # which grow on the way
+    for value in values:  # grows in the loop
         op, held = value.op, value.held
         if held is not None or op is None:
             continue
@@ -110,15 +110,13 @@ def replay(
 ) -> list[Tensor]:
     """Compute what is wanted, each op once, and free each value after its last use.
 
-    What is in `holds` is held from then on.
-
-    To be called below autograd, autocast and modes. Random ops draw the numbers that they drew
-    before, and leave their generators as they found them.
+    Values in `holds` are held afterwards. Call it below autograd, autocast and modes. Random ops
+    draw the same numbers as before, and their generators are restored.
     """
     values = dict(given)
     began = time.perf_counter() if observer is not None else 0.0
     uses = needed.uses
-    uses |= {value: uses[value] + 1 for value in holds if value in uses}  # nobody writes to it
+    uses |= {value: uses[value] + 1 for value in holds if value in uses}  # no in-place write
     for op, makes in needed.ops:
         try:
             _run(op, makes, values, uses, given)
@@ -126,8 +124,8 @@ def replay(
             raise
         except Exception as error:
             error.add_note(
-                f"{op.traits.func} was to be run again for the backward pass. It was called by "
-                f"{source_location.describe(op.place)}."
+                f"{op.traits.func} failed when it was recomputed for the backward pass. It was "
+                f"called by {source_location.describe(op.place)}."
             )
             raise
         for value in holds and makes:
@@ -152,13 +150,13 @@ def _run(
     uses: dict[Value, int],
     given: Mapping[Value, Tensor],
 ) -> None:
-    """Run an op again and put what it makes among the values."""
+    """Replay an op and add its outputs to the values."""
     source: MutableMapping[Value, Tensor] = values
     if op.traits.writes:
         source = _with_own_targets(op, values, uses, given)
     args = []
     for arg in op.args:
-        if type(arg) is Value:  # at once, without a call
+        if type(arg) is Value:  # inlined, for speed
             tensor = source.get(arg)
             args.append(fetch(arg) if tensor is None else tensor)
         else:
@@ -180,7 +178,7 @@ def _run(
 def _with_own_targets(
     op: Op, values: dict[Value, Tensor], uses: dict[Value, int], given: Mapping[Value, Tensor]
 ) -> MutableMapping[Value, Tensor]:
-    """Return values in which what the op writes to is nobody else's: copies, where need be."""
+    """Return values in which the targets of an in-place op are copies if they are needed later."""
     source: MutableMapping[Value, Tensor] = values
     for operand in op.targets():
         value = operand if type(operand) is Value else operand.value
@@ -191,7 +189,7 @@ def _with_own_targets(
 
 
 def _call(op: Op, args: list[Any], source: Mapping[Value, Tensor]) -> Any:
-    """Call an op with keywords, with the random numbers that it drew, or with gradients on."""
+    """Call an op that has keywords, draws random numbers, or needs grad mode."""
     keywords = {name: _decode(value, source) for name, value in (op.keywords or {}).items()}
     call = partial(op.call, *args, **keywords)
     with torch.set_grad_enabled(op.traits.needs_grad_mode or torch.is_grad_enabled()):
@@ -202,7 +200,7 @@ def _call(op: Op, args: list[Any], source: Mapping[Value, Tensor]) -> Any:
 
 
 def _decode(value: Any, values: Mapping[Value, Tensor]) -> Any:
-    """Return an argument with tensors in place of operands."""
+    """Return an argument with operands replaced by tensors."""
     kind = type(value)
     if kind is Value:
         tensor = values.get(value)
@@ -216,10 +214,9 @@ def _decode(value: Any, values: Mapping[Value, Tensor]) -> Any:
 
 
 def decode_for_autograd(operand: Operand, values: Mapping[Value, Tensor]) -> Tensor:
-    """Return the tensor of an operand: a view counts its writes together with its base.
+    """Return the tensor of an operand. A view shares the version counter of its base.
 
-    A backward that writes to one saved tensor changes the others over the same memory, and that is
-    to be seen.
+    So a backward that writes to one saved tensor is detected by the others over the same memory.
     """
     if type(operand) is Value:
         tensor: Tensor = _decode(operand, values)
@@ -237,21 +234,21 @@ def _mismatch(op: Op, value: Value, output: Tensor) -> RecomputeMismatchError:
     if output.dtype is value.dtype:
         before, after = f"the shape {list(value.size)}", str(list(output.shape))
         cause = (
-            "an input was changed since in a way that PyTorch does not count: through .data, or a "
-            "NumPy array that shares its memory"
+            "an input was modified without its version counter: through .data, or a NumPy array "
+            "that shares its memory"
         )
     else:
         before, after = str(value.dtype), str(output.dtype)
-        cause = "torch.set_default_dtype was called in the middle of a region: say dtype= instead"
+        cause = "torch.set_default_dtype was called inside a region: pass dtype= instead"
     return RecomputeMismatchError(
-        f"{op.traits.func} gave {before} in the forward pass and {after} when it was run again for "
-        f"the backward pass. It was called by {source_location.describe(op.place)}. Likely causes: "
-        f"{cause}"
+        f"{op.traits.func} gave {before} in the forward pass and {after} when it was recomputed "
+        f"for the backward pass. It was called by {source_location.describe(op.place)}. Likely "
+        f"cause: {cause}"
     )
 
 
 def flat(out: Any) -> list[Any]:
-    """Return the outputs of an op as one list."""
+    """Return the outputs of an op as a flat list."""
     if not isinstance(out, list | tuple):
         return [out]
     return [leaf for part in out for leaf in flat(part)]

@@ -1,15 +1,15 @@
-"""Retention: the one place that holds, drops and lends the bytes of values.
+"""Retention: the one place that holds, drops and lends the data of values.
 
-1. What comes from outside is held from the first time that it is seen (`protect`): a parameter as
-   itself, other tensors by an alias, small ones that may be written to unseen as a copy.
-2. What cannot be computed again is held (`keep`): results of opaque ops, memory that is read before
-   a write to it was seen, and random numbers that take no more bytes than their generator's state.
-3. By-products that are tiny beside what their op is run for are held with it.
-4. What a policy says to keep, and what the program marks, is held (`Retention`, `hold`).
-5. Before memory is overwritten, what was read of it and cannot be computed again is copied.
-6. A replay starts from the nearest bytes that anybody holds: a value itself, or a saved tensor that
-   waits for autograd to ask for it (`lend`).
-7. Bytes that were changed behind our back are an error (`fetch`), never a wrong gradient.
+1. External inputs are held when they are first seen (`protect`): parameters as themselves, other
+   tensors by an alias, small tensors whose writes may not be counted as a copy.
+2. Values that cannot be recomputed are held (`keep`): outputs of opaque ops, and memory that is
+   read before a write to it was recorded. So are random numbers smaller than the generator's state.
+3. Small secondary outputs of an op (by-products) are held with its main output.
+4. Values that a policy keeps or that the program marks are held (`Retention`, `hold`).
+5. Before memory is overwritten, what was read of it and cannot be recomputed is copied.
+6. A replay starts from the nearest data that is held: by a value, or by a saved tensor that has not
+   been unpacked yet (`lend`).
+7. An input that was modified after it was read is an error (`fetch`), never a wrong gradient.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ __all__ = [
     "writable_copy",
 ]
 
-_TINY = 1 << 12  # bytes that are not worth to be counted
-_TINY_SHARE = 1000  # as large as its by-products is what an op is run for
-_SMALL_SHARE = 16  # by-products up to this part are worth to be held with what is held
+_TINY = 1 << 12  # bytes of by-products that are always held
+_TINY_SHARE = 1000  # if the main output is this many times larger
+_SMALL_SHARE = 16  # by-products this many times smaller are held with the main output
 _current_pass = current_graph_task
 
 
@@ -66,18 +66,18 @@ _current_pass = current_graph_task
 
 
 def hold(value: Value, tensor: Tensor) -> None:
-    """Hold a value by a tensor without history, which lies as the one made with it."""
+    """Hold a value by a detached tensor with the original geometry."""
     value.held = Held(tensor)
 
 
 def hold_copy(value: Value) -> None:
-    """Hold a value in memory of its own."""
+    """Replace what is held of a value by a copy."""
     assert value.held is not None
     value.held = Held(_copy_of(value.held), is_copy=True)
 
 
 def keep(value: Value, tensor: Tensor) -> None:
-    """Hold a value that was not read yet, by a tensor over it; it is never computed again."""
+    """Hold a value that was not read yet, and never recompute it."""
     value.origin = Origin.OPAQUE
     value.op = None
     value.tensor = ref(tensor)
@@ -86,27 +86,27 @@ def keep(value: Value, tensor: Tensor) -> None:
 
 
 def protect(value: Value, tensor: Tensor, storage: Any) -> None:
-    """Hold a value from outside. `storage` is None if it is no plain memory."""
+    """Hold an external input. `storage` is None if it is no plain memory."""
     if value.origin is Origin.PARAMETER:
         value.held = Held(tensor)
         value.held.storage = storage
         value.held.optimizer_steps = optimizer_steps_of(tensor)
     elif tensor.is_inference():
-        # It does not count its writes, so we could not see one.
+        # Inference tensors have no version counter, so a write could not be detected.
         value.held = Held(copy_storage(tensor), is_copy=True)
     else:
-        # Not the tensor itself: a write may give it a history that leads back to us. Leaves that
-        # require grad, the parameters, never get one.
+        # Not the tensor itself: an in-place op may give it a graph that refers to this value.
+        # Leaves that require grad, the parameters, never get one.
         hold(value, alias(tensor))
         if storage is not None and type(tensor) is not Parameter:
-            _expect_unseen_writes(value, tensor, storage)
+            _expect_uncounted_writes(value, tensor, storage)
 
 
-def _expect_unseen_writes(value: Value, tensor: Tensor, storage: Any) -> None:
-    """Hold a copy of what is small, a checksum of what is large, if it may be written to unseen.
+def _expect_uncounted_writes(value: Value, tensor: Tensor, storage: Any) -> None:
+    """Hold a copy or a checksum of a tensor whose writes may not be counted.
 
-    That is memory of NumPy and the like, and all that may be statistics of a batch norm or the
-    scale of an observer of quantization: autograd does not count what these write.
+    That is shared memory (NumPy, DLPack), and all that may be the statistics of a batch norm or the
+    scale of a quantization observer. Small tensors are copied, large ones get a checksum.
     """
     if storage.nbytes() <= SMALL and not tensor.requires_grad:
         if value.is_shared or tensor.dim() <= 1:
@@ -118,7 +118,7 @@ def _expect_unseen_writes(value: Value, tensor: Tensor, storage: Any) -> None:
 
 
 def note_read(value: Value, geometry: Geometry) -> None:
-    """Note what is read of a value from outside: it is saved before somebody overwrites it."""
+    """Note what is read of an external input: it is copied before it is overwritten."""
     held = value.held
     if held is None:
         return
@@ -134,10 +134,10 @@ def note_read(value: Value, geometry: Geometry) -> None:
 
 
 def keep_by_products(made: Sequence[tuple[Value, Tensor]]) -> None:
-    """Hold what is tiny beside the rest, as the statistics of a norm: else all is run again.
+    """Hold by-products of an op, such as the statistics of a norm, to avoid its replay.
 
-    What is small beside the rest (the logsumexp of an attention) is held as long as the tensor that
-    the op is run for lives, and on if that one is held.
+    Tiny ones are always held. Small ones, such as the logsumexp of an attention kernel, are held
+    while the main output is alive, and longer if that is held.
     """
     main, largest = max(made, key=lambda pair: pair[1].nbytes)
     small = []
@@ -154,7 +154,7 @@ def keep_by_products(made: Sequence[tuple[Value, Tensor]]) -> None:
 
 
 def _drop_by_product(main: ref[Value], by_product: ref[Value], _: Any) -> None:
-    """The tensor that an op was run for is gone: unless it is held, drop its by-product."""
+    """Drop a by-product when the main output has been freed and is not held."""
     value, small = main(), by_product()
     if small is not None and small.op is not None and (value is None or not _is_held(value)):
         small.held = None
@@ -168,7 +168,7 @@ def _is_held(value: Value) -> bool:
 
 
 def drop(value: Value) -> None:
-    """Hold a value no longer, if it can be computed again."""
+    """Drop the data of a value, if it can be recomputed."""
     if value.op is not None:
         value.held = None
     for holder in value.living_holders():
@@ -176,10 +176,10 @@ def drop(value: Value) -> None:
 
 
 def save_before_write(value: Value, target: Geometry | None, *, is_needed: bool) -> None:
-    """Save what is about to be overwritten of a value that cannot be computed again.
+    """Copy what is about to be overwritten of a value that cannot be recomputed.
 
-    What can be computed again is dropped. Autograd would see by its version that a saved tensor was
-    written to, but not for all: some lie over the memory of others and count by themselves.
+    A value that can be recomputed is dropped. Its version counter would not always show the write:
+    tensors over shared memory have separate counters.
     """
     for holder in value.living_holders():
         holder.drop()
@@ -188,7 +188,7 @@ def save_before_write(value: Value, target: Geometry | None, *, is_needed: bool)
         return
     if value.op is not None or not is_needed:
         value.held = None
-    elif version_of(held.tensor) == held.version:  # or it is stale already
+    elif version_of(held.tensor) == held.version:  # otherwise it is stale already
         if value.is_external and target is not None and is_plain(held.tensor):
             for geometry in _reads_of(value):
                 if may_overlap(geometry, target):
@@ -200,7 +200,7 @@ def save_before_write(value: Value, target: Geometry | None, *, is_needed: bool)
 def _reads_of(value: Value) -> set[Geometry]:
     reads = value.reads or set()
     if value.origin is Origin.PARAMETER and value.geometry is not None:
-        return reads | {value.geometry}  # (that it is read is not noted: it is the usual case)
+        return reads | {value.geometry}  # reads of whole parameters are not noted, to save time
     return reads
 
 
@@ -223,15 +223,15 @@ def _nbytes(geometry: Geometry) -> int:
 
 
 def is_available(value: Value) -> bool:
-    """Return whether a value is held; one that can be computed again also unchanged."""
+    """Return whether a value is held; a recomputable one must also be unmodified."""
     held = value.held
     return held is not None and (value.op is None or held.tensor._version == held.version)
 
 
 def lend(value: Value) -> Tensor | None:
-    """Return the bytes of a value that a saved tensor has, if one does.
+    """Return the data of a value from a saved tensor that holds it unmodified, if any.
 
-    A backward may have written to them since: then nobody has them. To be called below autograd.
+    Call it below autograd.
     """
     for holder in value.living_holders():
         tensor = holder.unchanged_tensor()
@@ -244,9 +244,9 @@ def lend(value: Value) -> Tensor | None:
 
 
 def fetch(operand: Operand) -> Tensor:
-    """Return the tensor of an operand whose value is held. To be called below autograd.
+    """Return the tensor of an operand whose value is held. Call it below autograd.
 
-    Raises, as autograd does, if it was written to since.
+    Raises ModifiedInputError if it was modified, as autograd does.
     """
     value = operand if type(operand) is Value else operand.value
     held = value.held
@@ -274,18 +274,18 @@ def _geometry_of(operand: Operand) -> Geometry:
 
 
 def writable_copy(value: Value, tensor: Tensor | None) -> Tensor:
-    """Return a copy of a value that an op may write to: of `tensor`, or of what is held."""
+    """Return a copy of a value for an in-place op: of `tensor`, or of what is held."""
     if tensor is not None:
         return copy_storage(tensor)
     held = value.held
     assert held is not None
     if not held.copies:
-        fetch(value)  # raises if it was changed
+        fetch(value)  # raises if it was modified
     return _copy_of(held)
 
 
 def _copy_of(held: Held) -> Tensor:
-    """Return a copy of what is held, with the parts that were overwritten since as they were."""
+    """Return a copy of what is held, with overwritten parts restored."""
     copy = copy_storage(held.tensor)
     with without_dispatch_modes(), below_autograd():
         for geometry, part in held.copies.items():
@@ -294,33 +294,33 @@ def _copy_of(held: Held) -> Tensor:
 
 
 def _check_parameter(value: Value, held: Held) -> None:
-    """Raise if a parameter lies over other memory than it did, or in another way."""
+    """Raise if a parameter was given another storage or geometry, or was modified or freed."""
     tensor, storage = held.tensor, held.storage
     if tensor.untyped_storage() is not storage or not value.lies_like(tensor):
         raise ModifiedInputError(
             "one of the variables needed for gradient computation has been given other memory, or "
             f"another shape over it: [{tensor.dtype} {list(tensor.shape)}], by assignment to its "
-            ".data. A checkpointed region needs what it was to compute again what it dropped; "
+            ".data. A checkpointed region needs the old values to recompute its activations; "
             "assign after the backward pass"
         )
     if optimizer_steps_of(tensor) != held.optimizer_steps:
         raise ModifiedInputError(
             f"one of the variables needed for gradient computation, a parameter [{tensor.dtype} "
             f"{list(tensor.shape)}], has been modified by the step of a fused optimizer. A "
-            "checkpointed region needs what it was to compute again what it dropped; call "
+            "checkpointed region needs the old values to recompute its activations; call "
             "optimizer.step() after the backward pass"
         )
     if not storage.nbytes() and tensor.numel():
         raise ModifiedInputError(
             f"the memory of a parameter [{tensor.dtype} {list(tensor.shape)}] has been freed, as "
             "FSDP does with the parameters of a module that has been run. A checkpointed region "
-            "needs it to compute again what it dropped: checkpoint each sharded module by itself "
+            "needs it to recompute its activations: checkpoint each sharded module by itself "
             "instead of several in one region or scope"
         )
 
 
 def _compare_checksums(held: Held) -> None:
-    """Raise if memory that is shared with others was written to, once in a backward pass."""
+    """Raise if shared memory was modified. It is checked once per backward pass."""
     current = _current_pass()
     if current == held.checked_in != -1:
         return
@@ -332,9 +332,9 @@ def _compare_checksums(held: Held) -> None:
             raise ModifiedInputError(
                 "one of the variables needed for gradient computation has been modified through "
                 f"memory that it shares: [{geometry.dtype} {list(geometry.size)}] came from a "
-                "NumPy array, DLPack or a buffer. A checkpointed region needs what it was to "
-                "compute again what it dropped; give it a copy (.clone()), or write after the "
-                "backward pass"
+                "NumPy array, DLPack or a buffer. A checkpointed region needs the old values to "
+                "recompute its activations; pass a copy (.clone()), or write after the backward "
+                "pass"
             )
 
 
@@ -344,7 +344,7 @@ def _modified(held: Held) -> ModifiedInputError:
     return ModifiedInputError(
         "one of the variables needed for gradient computation has been modified by an inplace "
         f"operation: [{tensor.dtype} {shape}] is at version {tensor._version}; a checkpointed "
-        f"region read it at version {held.version} and needs it to compute again what it dropped. "
+        f"region read it at version {held.version} and needs it to recompute its activations. "
         "Write to a copy (x = x + 1 instead of x += 1), or after the backward pass"
     )
 
@@ -353,7 +353,7 @@ def _modified(held: Held) -> ModifiedInputError:
 
 
 class CallPolicy(Policy):
-    """A policy that is asked about the call of an op: the tensors that went in and came out."""
+    """A policy that gets the whole call of an op: its arguments and its output."""
 
     __slots__ = ()
 
@@ -362,10 +362,10 @@ class CallPolicy(Policy):
 
 
 class Retention:
-    """What one region keeps: asks a policy about values that are made, saved and named.
+    """Decides what one region keeps: asks its policy when a value is computed, saved or named.
 
-    With a `limit` it keeps all that autograd saves, up to that many bytes; if that is not enough,
-    it keeps nothing.
+    With a `limit` the region keeps everything that autograd saves if that is at most `limit` bytes,
+    and otherwise nothing.
     """
 
     def __init__(self, policy: Policy | None, limit: int | None = None) -> None:
@@ -373,7 +373,7 @@ class Retention:
         self._was_asked = self._has_kept = False
         self.asks_about_made = policy is not None and not isinstance(policy, _ABOUT_SAVED)
         self._room = limit
-        self._counted = WeakSet[Value]()  # that take of the room
+        self._counted = WeakSet[Value]()  # values that were subtracted from the room
         self._kept: list[ref[Holder]] = []
 
     @property
@@ -384,7 +384,7 @@ class Retention:
     def made(
         self, made: Sequence[tuple[Value, Tensor]], args: Any, kwargs: dict[str, Any], out: Any
     ) -> None:
-        """Decide about what an op made; all that it made goes with what the op is run for."""
+        """Decide about the outputs of an op. By-products follow the main output."""
         policy = self.policy
         self._was_asked = True
         main, tensor = max(made, key=lambda pair: pair[1].nbytes)
@@ -400,7 +400,7 @@ class Retention:
                     hold(value, alias(result))
 
     def named(self, value: Value, tensor: Tensor) -> None:
-        """Decide about a value that the program has given a name."""
+        """Decide about a value that was named with `remat.name`."""
         if self._ask(value, tensor) is Decision.KEEP and not _is_held(value):
             self._has_kept = True
             hold(value, alias(tensor))
@@ -421,10 +421,10 @@ class Retention:
             saved.keep(tensor)
             self._kept.append(ref(saved))
         else:
-            self._keep_nothing()
+            self._drop_kept()
 
-    def _keep_nothing(self) -> None:
-        """There is not enough room: drop what was kept so far."""
+    def _drop_kept(self) -> None:
+        """The limit is exceeded: drop what was kept so far."""
         self._room = None
         for reference in self._kept:
             if (saved := reference()) is not None:

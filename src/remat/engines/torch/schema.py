@@ -1,4 +1,4 @@
-"""What an operator does to its arguments, read once from its schema, never from its name alone."""
+"""What an operator does to its arguments, read once from its schema, not guessed from its name."""
 
 from __future__ import annotations
 
@@ -19,52 +19,52 @@ Key = int | str  # an argument: its position, or its name if it is a keyword
 class Route(Enum):
     """How the recorder runs an operator."""
 
-    SIMPLE = auto()  # reads tensors and makes new memory: the common case
+    SIMPLE = auto()  # reads tensors and allocates its output: the common case
     SIMPLE_UNLESS_RANDOM = auto()  # the same, if this call draws no random numbers
-    VIEW = auto()  # touches no bytes
+    VIEW = auto()  # reads and writes no data
     GENERAL = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class OpTraits:
-    """What the recorder has to know of an operator."""
+    """What the recorder needs to know about an operator."""
 
     func: Any
-    call: Any  # what calling an OpOverload comes to
-    fast_call: Any  # the same for tensors of no subclass, if no function mode is on
-    fast_if_all_tensors: bool = False  # `fast_call` takes nothing but tensors
+    call: Any  # the callable behind an OpOverload
+    fast_call: Any  # the same for plain tensors, if no function mode is active
+    fast_if_all_tensors: bool = False  # `fast_call` accepts tensors only
     route: Route = Route.GENERAL
     writes: tuple[Key, ...] = ()  # the arguments that it writes to
     hidden_writes: tuple[tuple[int, ...], int | None] | None = None
-    makes_memory: bool = True  # some output has memory of its own
-    is_identity: bool = False  # a view that lies over the memory as its argument does
-    reshapes_in_place: bool = False  # changes the shape of its argument, but no bytes
-    replaces_storage: bool = False  # puts a tensor over other memory, and writes no bytes
-    leaves_uninitialized: bool = False  # allocates memory and does not write to it
+    makes_memory: bool = True  # at least one output has its own storage
+    is_identity: bool = False  # a view with the geometry of its argument
+    reshapes_in_place: bool = False  # changes the shape of its argument, but no data
+    replaces_storage: bool = False  # gives a tensor another storage, and writes no data
+    leaves_uninitialized: bool = False  # allocates memory without writing to it
     overwrites_all: bool = False  # writes every element of its target and reads none
     is_random: bool = False
-    dropout: int | None = None  # the argument that says with which chance it drops
+    dropout: int | None = None  # the argument with the dropout probability
     saves_before_write: bool = False  # autograd saves an argument before the op writes to it
-    counts_writes: bool = False  # counts its writes by itself: those to lists of tensors
-    uncounted: bool = False  # autograd does not count its writes, though its schema names them
-    opaque: bool = True  # not to be trusted to repeat itself
-    dynamic_shape: bool = False  # the shape of what it makes depends on values
-    needs_grad_mode: bool = False  # makes less for a backward pass if gradients are off
-    uses_conjugates: bool = False  # works with conjugate views inside
+    counts_writes: bool = False  # increases version counters itself: writes to tensor lists
+    uncounted: bool = False  # its writes do not increase version counters
+    opaque: bool = True  # may be nondeterministic: its outputs are kept
+    dynamic_shape: bool = False  # output shapes depend on data
+    needs_grad_mode: bool = False  # computes less if grad mode is off
+    uses_conjugates: bool = False  # uses conjugate views internally
 
     @property
     def may_write(self) -> bool:
         return bool(self.writes or self.hidden_writes)
 
     def hidden_targets(self, args: tuple[Any, ...]) -> tuple[int, ...]:
-        """Return the arguments that this call writes to although the schema does not say so."""
+        """Return the arguments that this call writes to although its schema does not say so."""
         if self.hidden_writes is None:
             return ()
         positions, condition = self.hidden_writes
         return positions if condition is None or args[condition] else ()
 
     def draws(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return whether this call draws random numbers: attention without dropout does not."""
+        """Return whether this call draws random numbers. Attention without dropout does not."""
         if not self.is_random:
             return False
         if self.dropout is None:
@@ -74,7 +74,7 @@ class OpTraits:
 
 
 def traits_of(func: Any) -> OpTraits:
-    """Return what an operator does; by its id, which is quicker and stays, for they live on."""
+    """Return the traits of an operator. Operators are never freed, so their id is a key."""
     traits = traits_by_id.get(id(func))
     if traits is None:
         traits = traits_by_id[id(func)] = _read(func)
@@ -139,8 +139,8 @@ def _route(is_view: bool, is_simple: bool, is_random: bool, has_dropout: bool) -
 
 
 def _targets(func: Any) -> tuple[tuple[Key, ...], bool]:
-    """Return the arguments that an op writes to, and whether it counts that by itself."""
-    # Collectives write to their tensors and do not say so.
+    """Return the arguments that an op writes to, and whether it counts the writes itself."""
+    # Collectives write to their tensors, but their schemas do not say so.
     collective = func.namespace == "c10d"
     targets = [
         (argument, argument.name if argument.kwarg_only else number)
@@ -169,8 +169,8 @@ def _fast_call(func: Any) -> Any:
     return _FAST.get(func)
 
 
-# Memory that nobody has written to yet. A kernel that we cannot see may write to it, so what is
-# read from it before a write that we saw is kept.
+# Allocations without data. A kernel outside of the dispatcher may write to them, so what is read
+# before a recorded write is kept.
 _UNINITIALIZED = {
     aten.empty,
     aten.empty_like,
@@ -179,8 +179,8 @@ _UNINITIALIZED = {
     aten.new_empty,
     aten.new_empty_strided,
 }
-# Ops whose function in `torch`, called with nothing but tensors, comes to this overload whatever
-# those are. It reads its arguments more quickly than the overload, which goes by its schema.
+# Ops whose function in `torch` always resolves to this overload if all arguments are tensors. It
+# parses its arguments faster than the overload.
 _FAST_FOR_TENSORS = {
     aten.abs.default,
     aten.add.Tensor,
@@ -209,7 +209,7 @@ _FAST_FOR_TENSORS = {
     aten.tanh.default,
     aten.where.self,
 }
-# The same with any arguments that this overload takes.
+# The same with any arguments that this overload accepts.
 _FAST: dict[Any, Any] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: (
         FUNCTIONS._scaled_dot_product_flash_attention_for_cpu
@@ -234,12 +234,12 @@ _OVERWRITES_ALL = {
     aten.uniform_,
     aten.zero_,
 }
-# Ops that change what a tensor is made of, or make less when no gradient is asked for.
+# Ops that change the storage of a tensor, or compute less if no gradient is needed.
 _OPAQUE = {aten.set_, aten.resize_, aten.resize_as_, aten._sparse_mm_reduce_impl}
 _SAVES_BEFORE_WRITE = {aten.rrelu_with_noise, aten.rrelu_with_noise_}
-# Ops that write to arguments although their schema does not say so: which ones, and the argument
-# that says whether. In training, batch normalisation does not read the statistics that it updates,
-# so a replay leaves them out.
+# Ops that write to arguments although their schema does not say so: the arguments, and the one that
+# enables the write. In training mode batch normalization does not read the statistics that it
+# updates, so a replay omits them.
 _HIDDEN_WRITES: dict[Any, tuple[tuple[int, ...], int | None]] = {
     aten.batch_norm_gather_stats: ((3, 4), None),  # always
     aten.batch_norm_gather_stats_with_counts: ((3, 4), None),

@@ -1,4 +1,4 @@
-"""A region that is opened and closed by hand, and what can be seen of it from outside."""
+"""Scopes: regions that are opened and closed by hand, and their inspection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Scope", "close_scope", "open_scope"]
 
 
 class Scope:
-    """A view of a region that does not keep it alive: that is up to its backward pass."""
+    """Access to a region that does not keep it alive: only its saved tensors do."""
 
     def __init__(self, name: str, policy: Policy | None) -> None:
         self.name = name
@@ -42,12 +42,12 @@ class Scope:
             self._lone.close()
 
     def held(self) -> list[Tensor]:
-        """Return what the region holds of what was made in it."""
+        """Return the tensors that the region holds of what was computed in it."""
         region: Region | None = self._region()
         return [] if region is None else region.held()
 
     def recompute(self) -> list[Tensor]:
-        """Return what the region has dropped and autograd will ask for, recomputed now."""
+        """Recompute and return what the region has dropped and autograd still needs."""
         region: Region | None = self._region()
         return [] if region is None else region.recompute()
 

@@ -1,4 +1,4 @@
-"""Regions of a program: checkpointed calls and scopes, and tensors singled out in them."""
+"""Regions of a program: checkpointed calls, and tensors that are marked, named or dropped."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run_segment(
     kwargs: dict[str, Any],
     options: SegmentOptions,
 ) -> Any:
-    """Call `function`, keep its inputs and drop what lies between."""
+    """Call `function`, keep its inputs and drop its activations."""
     region = open_region(
         options.name or function,
         preserve_rng_state=options.preserve_rng_state,
@@ -65,10 +65,10 @@ def open_region(
     limit: int | None = None,
     observer: RegionObserver | None = None,
 ) -> Region | None:
-    """Begin a region; None if all is to be as without it.
+    """Begin a region. Return None if it has no effect.
 
-    That is if no gradient is recorded, so that there is nothing to drop, or if a mode around the
-    region may change what ops give. Modes inside of a region that is open see the ops first.
+    That is the case if grad mode is off, or if a dispatch mode around the region may change the
+    results of ops. Modes inside an open region run before the recorder, so they are no problem.
     """
     recorder = recorder_of_this_thread()
     if not torch.is_grad_enabled() or (not recorder.opened and changing_mode() is not None):
@@ -76,7 +76,7 @@ def open_region(
         return None
     refuse_transforms()
     attending = observers()
-    # Its text, not the function: what that closes over may lead back to the region.
+    # The name, not the function: its closure may refer to the region.
     text = name if type(name) is str else name_of(name) if attending else ""
     retention = None if policy is None and limit is None else Retention(policy, limit)
     region = Region(text, preserve_rng_state=preserve_rng_state, retention=retention)
@@ -92,18 +92,18 @@ def refuse_transforms() -> None:
     if are_functorch_transforms_active():
         raise UnsupportedError(
             "checkpointing does not work under the transforms of torch.func (grad, vjp, vmap, "
-            "jvp), which allow no hooks on saved tensors; use torch.autograd.grad or .backward(), "
+            "jvp), which disable saved-tensor hooks; use torch.autograd.grad or .backward(), "
             "or call the function without checkpointing"
         )
     if is_traced_by_make_fx():
         raise UnsupportedError(
-            "checkpointing does not work while make_fx traces: what is recomputed would go into "
-            "the graph as constants. Trace the function without it, or use torch.compile"
+            "checkpointing does not work while make_fx traces: recomputed tensors would become "
+            "constants of the graph. Trace the function without it, or use torch.compile"
         )
 
 
 def close_region(region: Region | None, what: Any) -> None:
-    """End a region. If it had no effect, warn, but only once of the same `what`; None: do not."""
+    """End a region. Warn once for each `what` if it had no effect; None disables the warning."""
     recorder = recorder_of_this_thread()
     if region is None:
         recorder.idle -= 1
@@ -116,29 +116,29 @@ def close_region(region: Region | None, what: Any) -> None:
     if region.retention is None and saved:
         first = saved[0]()
         if first is not None and first.value.held is None:
-            return  # the usual case
-    if what is not None and region.kept_nothing_back() and not _is_evaluated(what):
-        _warn(what, _why_nothing(region))
+            return  # the common case
+    if what is not None and region.has_kept_everything() and not _is_evaluated(what):
+        _warn(what, _why_no_effect(region))
     elif what is not None and region.retention is not None and region.retention.matched_nothing:
         policy = region.retention.policy
         warn_once(
             (_key_of(what), repr(policy)),
             f"the policy {policy!r} kept nothing of {name_of(what)}: no op or tensor matched, so "
-            "all of it is recomputed, as without a policy",
+            "everything is recomputed, as without a policy",
         )
 
 
-def _why_nothing(region: Region) -> str:
+def _why_no_effect(region: Region) -> str:
     if region.saved:
-        return "all that it could drop is marked with mark_checkpoint, or cannot be recomputed"
+        return "every activation is marked with mark_checkpoint or cannot be recomputed"
     return (
-        "nothing that it computes is needed for gradients: none of its inputs and parameters "
-        "requires grad, or its ops need only what comes from outside"
+        "autograd saves none of its activations: none of its inputs and parameters requires grad, "
+        "or its ops need only tensors from outside"
     )
 
 
 def _is_evaluated(what: Any) -> bool:
-    """Return whether it is a module, or a method of one, in eval mode: nothing is to be saved."""
+    """Return whether `what` is a module, or a method of one, in eval mode."""
     module = getattr(what, "__self__", what)
     return isinstance(module, torch.nn.Module) and not module.training
 
@@ -152,15 +152,15 @@ def _key_of(what: Any) -> Any:
 
 
 def checkpoint_tensor(tensor: Tensor, threshold: int | None) -> Tensor:
-    """Do not hold this tensor, if it has more bytes than `threshold`."""
+    """Drop this tensor, if it has more bytes than `threshold`; it is recomputed in backward."""
     recorder = recorder_of_this_thread()
     if not recorder.opened:
         if recorder.idle:
             return tensor
         raise UnsupportedError(
-            "checkpoint(tensor) works inside of a scope or segment, which knows how the tensor was "
-            "made; here there is none. Use `with remat.CheckpointScope(name):` around the code "
-            "that makes it, or remat.checkpoint(fn, *inputs)"
+            "checkpoint(tensor) works inside of a scope or segment, which has recorded how the "
+            "tensor was computed; none is open here. Use `with remat.CheckpointScope(name):` "
+            "around the code that computes it, or remat.checkpoint(fn, *inputs)"
         )
     if threshold is not None and nbytes_of(tensor) <= threshold:
         return tensor
@@ -173,7 +173,7 @@ def checkpoint_tensor(tensor: Tensor, threshold: int | None) -> Tensor:
 
 
 def mark(tensor: Tensor) -> Tensor:
-    """Hold this tensor; what follows is recomputed from here."""
+    """Keep this tensor; what follows is recomputed from it."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"mark_checkpoint takes a tensor, got {type(tensor).__name__}")
     _marked[tensor] = True
@@ -198,7 +198,7 @@ def name_tensor(tensor: Tensor, name: str) -> Tensor:
 _marked: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-# The compiler looks at functions that are called from code which it could not compile.
+# The compiler tries to compile functions that are called from code that it could not compile.
 for _function in (open_region, close_region, checkpoint_tensor, mark, name_tensor):
     never_compiled(_function)
 

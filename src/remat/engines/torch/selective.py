@@ -1,4 +1,4 @@
-"""Policies of torch's selective checkpointing, accepted as they are."""
+"""Policies of torch's selective checkpointing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SelectivePolicy(CallPolicy):
         if answer in _RECOMPUTE:
             return Decision.RECOMPUTE
         if isinstance(answer, CheckpointPolicy):
-            warn_once(answer, f"{answer} is not supported yet; what it is about is kept in memory")
+            warn_once(answer, f"{answer} is not supported yet; the tensor is kept in memory")
             return Decision.KEEP
         raise TypeError(
             f"a policy for selective checkpointing returns a CheckpointPolicy or a bool, got "
@@ -58,9 +58,9 @@ class _SaveListed:
 
 
 def torch_policy(policy: Any) -> Policy | None:
-    """Return a policy from all that users may give: ours, functions, lists of ops; None for none.
+    """Convert what users pass as `policy`: a policy, a function, a list of ops, or None.
 
-    A function that takes `*args` is one of torch's selective checkpointing.
+    A function that takes `*args` is a policy of torch's selective checkpointing.
     """
     if isinstance(policy, ContextPolicy):
         policy = policy_of_contexts(policy.context_fn)
@@ -75,7 +75,7 @@ def torch_policy(policy: Any) -> Policy | None:
 
 
 def policy_of_contexts(context_fn: Callable[[], Any]) -> Any:
-    """Return the policy in what torch's `checkpoint` takes as `context_fn`; None for no policy."""
+    """Return the policy inside the `context_fn` of torch's `checkpoint`; None if there is none."""
     if context_fn is noop_context_fn:
         return None
     contexts: tuple[AbstractContextManager[Any], ...] = tuple(context_fn())
@@ -85,9 +85,9 @@ def policy_of_contexts(context_fn: Callable[[], Any]) -> Any:
     if all(isinstance(context, nullcontext) for context in contexts):
         return None
     raise UnsupportedError(
-        f"context_fn={context_fn!r} gives contexts for the forward pass and the recomputation; "
-        "remat runs no Python code again, so it has no use for the second one. Policies of "
-        "create_selective_checkpoint_contexts are understood; enter other contexts inside of fn"
+        f"context_fn={context_fn!r} returns contexts for the forward pass and the recomputation; "
+        "remat runs no Python code again, so the second one is of no use. "
+        "Policies of create_selective_checkpoint_contexts work; enter other contexts inside of fn"
     )
 
 
@@ -95,4 +95,4 @@ def _check_overloads(ops: Any) -> None:
     for op in ops:
         if not isinstance(op, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
             remedy = f"; write {op}.default" if isinstance(op, torch._ops.OpOverloadPacket) else ""
-            raise TypeError(f"a list of ops as policy holds overloads, got {op!r}{remedy}")
+            raise TypeError(f"a list of ops as policy must contain overloads, got {op!r}{remedy}")

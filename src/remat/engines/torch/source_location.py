@@ -1,4 +1,4 @@
-"""Where in the user's program an op was called: line and module, noted cheaply, told on error."""
+"""Source locations: the line and module that called an op. Cheap to note, formatted on demand."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["MODULE_CALL", "caller", "describe", "outermost_module", "user_code"]
 MODULE_CALL = torch.nn.Module._call_impl.__code__
 _REMAT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _LIBRARIES = os.path.dirname(torch.__file__) + os.sep, _REMAT + os.sep
-_FAR = 9  # frames to look at, so that a deep stack costs no more than a flat one
-# Code by its id, not by its hash, which takes a look at all of it.
-user_code: dict[int, CodeType] = {}  # that is known to be none of a library
-_libraries: dict[int, CodeType] = {}  # that is known to be of one
+_MAX_FRAMES = 9  # frames that are searched at most, so that deep stacks are not slow
+# Keyed by id, because the hash of a code object reads all of it.
+user_code: dict[int, CodeType] = {}  # known to be outside of torch and remat
+_libraries: dict[int, CodeType] = {}  # known to be in torch or remat
 
 
 def caller(frame: Any) -> Place:
-    """Return the place of the user's code that called an op, from the frame that it came from."""
+    """Return the location in user code that called an op, starting from a frame."""
     module = None
     code = frame.f_code
     if id(code) not in user_code:
-        frame, module = _nearest(frame)
+        frame, module = _nearest_user_frame(frame)
         code = frame.f_code
     back = frame.f_back
     if module is None and back is not None and back.f_code is MODULE_CALL:
@@ -37,11 +37,11 @@ def caller(frame: Any) -> Place:
     return code, frame.f_lasti, module
 
 
-def _nearest(frame: Any) -> tuple[Any, ref[torch.nn.Module] | None]:
-    """Go up from library code to the user's; return that frame, and the innermost module."""
+def _nearest_user_frame(frame: Any) -> tuple[Any, ref[torch.nn.Module] | None]:
+    """Go up from library code to user code; return that frame and the innermost module."""
     module = None
     inner = frame
-    for _ in range(_FAR):
+    for _ in range(_MAX_FRAMES):
         code = frame.f_code
         if id(code) not in _libraries:
             if id(code) in user_code or not code.co_filename.startswith(_LIBRARIES):
@@ -57,9 +57,9 @@ def _nearest(frame: Any) -> tuple[Any, ref[torch.nn.Module] | None]:
 
 
 def _module_of(forward: Any, call: Any) -> ref[torch.nn.Module]:
-    """Return the module that was called, from the frame of its code and that of its caller.
+    """Return the module that was called, from its frame and the frame of its caller.
 
-    To look at a frame's variables takes a copy of them all: the library's modules have few.
+    Reading `f_locals` copies all variables of a frame; those of torch's modules are few.
     """
     variables = forward.f_code.co_varnames
     if variables[:1] == ("self",):
@@ -70,9 +70,9 @@ def _module_of(forward: Any, call: Any) -> ref[torch.nn.Module]:
 
 
 def describe(place: Place, *, with_module: bool = True) -> str:
-    """Return a place in words: function, module, file, line and its text.
+    """Format a location: function, module, file, line and source text.
 
-    To find a module's path takes a look at every object of the process: that is for errors.
+    Finding the path of a module scans all objects of the process, so it is for errors only.
     """
     code, instruction, reference = place
     line = _line_of(code, instruction)

@@ -1,7 +1,7 @@
 """Notifies observers of what a region does, what it holds, and what a plain pass would hold.
 
-Memory is counted per storage, under a number that the storage carries. Leaves are left out:
-parameters and inputs are there with and without checkpointing.
+Memory is counted per storage, by a number that the storage carries. Leaves are not counted:
+parameters and inputs exist with and without checkpointing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _numbers = itertools.count()
 
 
 class ObservedTensor(SavedTensor):
-    """A saved tensor that notifies when it is released, and when its tensor is there."""
+    """A saved tensor that notifies when it is released and when it holds its tensor."""
 
     __slots__ = ("held_key", "observer", "plain_key", "traced_op")
 
@@ -35,8 +35,8 @@ class ObservedTensor(SavedTensor):
         super().__init__(operand, region)
         self.observer = observer
         self.traced_op = -1  # the number of the op that it was saved for
-        self.plain_key: int | None = None  # the memory that a plain pass holds for it, if any
-        self.held_key: int | None = None  # the memory that is held for it now, if any
+        self.plain_key: int | None = None  # the storage that a plain pass holds for it
+        self.held_key: int | None = None  # the storage that is held for it now
 
     def __del__(self) -> None:
         self.observer.released(self)
@@ -49,14 +49,14 @@ class Accounting:
         self._observers = [(observer, observer.region_ran(name_of(what))) for observer in observers]
         self._ops: list[trace.Op] = []
         self._values: list[trace.Value] = []
-        self._traced: dict[Value, int] = {}  # numbers of values, as long as the region is open
+        self._traced: dict[Value, int] = {}  # numbers of values, while the region is open
         self._saves: dict[int, dict[int, None]] = {}  # by op
         self._used: list[int] = []
-        self._inputs: list[int] = []  # what the region starts from
+        self._inputs: list[int] = []  # storages that recomputation starts from
         self._plain: set[int] = set()  # what a plain pass keeps for the region
         self._kept: dict[int, int] = {}  # what is kept instead, and its bytes
         self._alive = 0  # saved tensors
-        self._live: dict[Value, int] = {}  # what a replay holds at this time
+        self._live: dict[Value, int] = {}  # what the current replay holds
 
     def __del__(self) -> None:
         self._free_inputs()
@@ -86,7 +86,7 @@ class Accounting:
 
     def _number(self, value: Value) -> int:
         number = self._traced.get(value)
-        if number is None:  # it was there before the region
+        if number is None:  # it was computed before the region
             number = self._traced[value] = len(self._values)
             held = value.held
             nbytes = 0 if held is None else nbytes_of(held.tensor)
@@ -96,10 +96,10 @@ class Accounting:
         return number
 
     def ran_in_backward(self, out: Any) -> None:
-        """What a backward pass makes is there with and without checkpointing."""
+        """Not counted here: it exists with and without checkpointing."""
 
     def saved(self, saved: ObservedTensor, tensor: Tensor) -> None:
-        """Autograd has got a saved tensor."""
+        """Autograd has saved a tensor."""
         saved.traced_op = self._note_saved(self._number(saved.value))
         if saved.value.is_leaf:
             return
@@ -116,10 +116,10 @@ class Accounting:
             self._kept[saved.plain_key] = nbytes
 
     def _note_saved(self, value: int) -> int:
-        """Return the op that a value is saved for: the last, if it made it; else the next.
+        """Return the op that a value is saved for: the last op if it computed it, else the next.
 
-        Autograd saves inputs before an op runs and results after it. What the last op has made and
-        autograd saves once counts as its result.
+        Autograd saves inputs before an op runs and outputs after it. The first save of an output of
+        the last op is attributed to that op.
         """
         last = len(self._ops) - 1
         is_result = self._values[value].made_by == last
@@ -128,7 +128,7 @@ class Accounting:
         return op
 
     def closed(self, region: Region) -> None:
-        """The region is closed: send what it did, and what it keeps to start from."""
+        """The region was closed: send its trace and what its recomputation starts from."""
         self._send_trace()
         self._traced.clear()
         wanted = [saved.operand for saved in region.living()]
@@ -144,19 +144,19 @@ class Accounting:
     # -- backward ----------------------------------------------------------------------------------
 
     def got(self, saved: ObservedTensor, tensor: Tensor) -> None:
-        """A saved tensor has its tensor."""
+        """A saved tensor holds its tensor."""
         self.lost(saved)
         saved.held_key = _key(tensor)
         self._holds(saved.held_key, nbytes_of(tensor))
 
     def lost(self, saved: ObservedTensor) -> None:
-        """A saved tensor has its tensor no longer."""
+        """A saved tensor no longer holds its tensor."""
         if saved.held_key is not None:
             self._frees(saved.held_key)
             saved.held_key = None
 
     def used(self, saved: ObservedTensor) -> None:
-        """Autograd has asked for a tensor."""
+        """Autograd has unpacked a saved tensor."""
         self._used.append(saved.traced_op)
 
     def released(self, saved: ObservedTensor) -> None:
@@ -166,7 +166,7 @@ class Accounting:
             for observer, _ in self._observers:
                 observer.would_free(saved.plain_key)
         self._alive -= 1
-        if not self._alive:  # nobody needs the inputs any more
+        if not self._alive:  # the inputs are no longer needed
             self._free_inputs()
 
     def _free_inputs(self) -> None:
@@ -183,7 +183,7 @@ class Accounting:
             self._holds(key, nbytes_of(values[value]))
 
     def replayed(self, ops: list[NeededOp], seconds: float) -> None:
-        """A replay is done; what is left of it belongs to saved tensors now."""
+        """A replay has ended; what is left of it belongs to saved tensors."""
         for observer, number in self._observers:
             observer.recomputed(number, len(ops), seconds)
 
@@ -212,19 +212,19 @@ class Accounting:
 
 
 def name_of(what: Any) -> str:
-    """Return the name of a region: text, or that of the function that it is of."""
+    """Return the name of a region: text, or the name of its function."""
     return what if isinstance(what, str) else getattr(what, "__qualname__", type(what).__name__)
 
 
 def _key(tensor: Tensor) -> int:
-    """Return the number of a tensor's storage, under which its memory is counted."""
+    """Return the number of a tensor's storage, by which memory is counted."""
     if not is_plain(tensor):
         return -id(tensor)
     return storage_number(tensor.untyped_storage())
 
 
 def storage_number(storage: UntypedStorage) -> int:
-    """Return the number of a storage, which no other one ever has."""
+    """Return the unique number of a storage."""
     number: int | None = getattr(storage, "_remat_number", None)
     if number is None:
         number = storage._remat_number = next(_numbers)  # type: ignore[attr-defined]

@@ -1,12 +1,11 @@
-"""Tells an observer of all tensors that the program allocates, in regions and outside of them.
+"""Reports all tensors that the program allocates, inside and outside of regions.
 
-Checkpointing changes what is held between forward and backward, but where the peak lies depends on
-everything else that comes and goes in the meantime: gradients of parameters that are allocated
-while activations are freed, gradients of activations, activations outside of regions. They are
-there with and without checkpointing.
+Checkpointing changes what is held between forward and backward, but the peak also depends on other
+allocations: gradients of parameters, which are allocated while activations are freed, gradients of
+activations, activations outside of regions. They exist with and without checkpointing.
 
-A dispatch mode sees what ops return; a storage that is none of the op's inputs is new, and a weak
-reference tells when it is freed. What a kernel allocates for itself while it runs is not seen.
+A dispatch mode sees the outputs of ops. A storage that is none of the op's inputs is new, and a
+weak reference reports when it is freed. Temporary memory of a kernel is not seen.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = ["track_allocations"]
 
 
 def track_allocations(observer: Observer) -> Callable[[], None]:
-    """Tell an observer what this thread allocates from now on; return what ends that."""
+    """Notify an observer of what this thread allocates; return a function that stops it."""
     tracker = _AllocationTracker(observer)
     push_dispatch_mode(tracker)
     return tracker.stop
@@ -50,17 +49,17 @@ class _AllocationTracker(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # or each op would pass through a wrapper that switches the compiler off
+        return False  # avoids a wrapper around every op that disables the compiler
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        return True  # compiled code stays compiled; what it makes is not seen
+        return True  # compiled code stays compiled; its outputs are not seen
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not is_inside_a_region():  # loops tell what they hold by themselves
+        if not is_inside_a_region():  # loops report their own memory
             made = [tensor for tensor in _tensors(out) if _has_memory(tensor)]
             if made:
                 self._note_new(made, (args, list((kwargs or {}).values())))
@@ -77,7 +76,7 @@ class _AllocationTracker(TorchDispatchMode):
             self._observer.allocated(number, nbytes)
 
     def stop(self) -> None:
-        """Take this mode off the stack; those that the program has entered since stay on."""
+        """Remove this mode from the stack, but not those that the program has entered after it."""
         self._living.clear()
         if self not in dispatch_mode_stack():
             return
@@ -89,7 +88,7 @@ class _AllocationTracker(TorchDispatchMode):
 
 
 class _OnFree:
-    """What is called when a storage is freed."""
+    """The callback for a freed storage."""
 
     def __init__(self, living: dict[int, Any], number: int, observer: Observer) -> None:
         self._living, self._number, self._observer = living, number, observer
@@ -104,7 +103,7 @@ def _has_memory(tensor: Tensor) -> bool:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors among the arguments, or the results, of an op."""
+    """Yield the tensors among the arguments or the outputs of an op."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):

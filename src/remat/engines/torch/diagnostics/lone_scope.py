@@ -1,9 +1,9 @@
 """Warns of a scope around a whole model, which costs time and saves no memory.
 
-What a scope drops is recomputed as a whole when backward comes to it. If backward begins there, and
-if no other region waits, all activations of the pass are there at once, as without the scope. What
-was saved before the scope is there in either case; what was saved after it has been freed by then,
-so only a loss may follow.
+A scope is recomputed as a whole when backward reaches it. If backward begins there and no other
+region is pending, all activations of the pass exist at once, as without the scope. Tensors saved
+before the scope exist in either case. Tensors saved after it have been freed by then, so only a
+loss may follow it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_NODES = 8  # of autograd's graph, for a loss
 
 
 class LoneScope:
-    """Is called when backward comes to the region of a scope, and looks whether it is alone."""
+    """Called when backward reaches the region of a scope; checks whether it is the only one."""
 
     def __init__(self, region: Region, recorder: Recorder, then: Callable[[], None] | None) -> None:
         self._region = ref(region)

@@ -1,4 +1,4 @@
-"""Running a function with and without checkpointing, and comparing everything bit for bit."""
+"""`verify`: runs a function with and without checkpointing, and compares bit for bit."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from .accounting import Accounting
 __all__ = ["left_as_found", "verify"]
 
 Buffers = Mapping[str, Tensor]
-_UNKNOWN = "Every op is the same, in the forward pass and when it is run again: please report this"
+_UNKNOWN = "Every op gives the same result in forward and when recomputed: please report this"
 
 
 class Outcome(NamedTuple):
-    """What a run gave, as fingerprints by name."""
+    """The results of a run, as fingerprints by name."""
 
     outputs: dict[str, bytes]
     gradients: dict[str, bytes]
@@ -51,8 +51,8 @@ def verify(
 ) -> Verification:
     """Compare outputs, gradients, buffers and random state; raise at the first difference.
 
-    The function is called on copies of its inputs. Buffers, gradients and random state are left
-    as they were found.
+    The function is called on copies of its inputs. Buffers, gradients and random state are
+    restored.
     """
     name = getattr(function, "__qualname__", type(function).__name__)
     leaves, structure = trees.flatten((args, kwargs))
@@ -125,23 +125,23 @@ def _random_states() -> dict[str, bytes]:
 
 
 class Checker(Accounting):
-    """Remembers what every op gave, and compares when it is run again.
+    """Compares the output of every recomputed op with its first run.
 
-    That alone is no error: some kernels leave parts of a workspace unwritten. It tells why results
-    differ, if they do.
+    A difference alone is no error: some kernels leave parts of a workspace uninitialized. It
+    explains why results differ, if they do.
     """
 
     def __init__(self) -> None:
         super().__init__("", ())
-        self.compared = 0  # and found to be the same
-        self.found = ""  # the first op that gave another value
+        self.compared = 0  # ops that gave the same result
+        self.found = ""  # the first op that gave another result
         self._expected: dict[Value, tuple[Op, bytes]] = {}
         self._checked: set[Value] = set()
 
     def ran(self, op: Op, made: list[tuple[Value, Tensor]], seconds: float) -> None:
         super().ran(op, made, seconds)
         if op.traits.leaves_uninitialized:
-            return  # nobody has written to it: what it happens to be is nothing to compare
+            return  # uninitialized memory cannot be compared
         for value, _ in made:
             tensor = value.tensor()
             if isinstance(tensor, Tensor) and value.op is not None:
@@ -158,15 +158,15 @@ class Checker(Accounting):
                 self.compared += 1
             elif not self.found:
                 self.found = (
-                    f"{op.traits.func} gave another value when it was run again. It was called by "
+                    f"{op.traits.func} gave another value when it was recomputed. It was called by "
                     f"{describe(op.place)}. Likely causes: it draws random numbers that remat "
-                    "does not see, an input was changed through .data or shared memory, or the op "
-                    "itself is not deterministic"
+                    "cannot see, an input was modified through .data or shared memory, or the op "
+                    "is not deterministic"
                 )
 
 
 class _Log(TorchDispatchMode):
-    """Notes what every op gives."""
+    """Records a fingerprint of every op's output."""
 
     remat_looks_on = True
 
@@ -189,7 +189,7 @@ class _Log(TorchDispatchMode):
 
 
 def _first_difference(call: Callable[[], Any], buffers: Buffers) -> str:
-    """Run a function twice more, and name the first op that differs, if any does."""
+    """Run a function twice more, and name the first op that differs between the runs."""
     logs = []
     for _ in range(2):
         with left_as_found(buffers), _Log() as log:
@@ -198,19 +198,17 @@ def _first_difference(call: Callable[[], Any], buffers: Buffers) -> str:
     for first, second in zip(*logs, strict=False):
         if (first[0], first[2]) != (second[0], second[2]):
             return (
-                f"The function does not repeat itself: the first op that differs is {first[0]}, "
+                f"The function is not deterministic: the first op that differs is {first[0]}, "
                 f"called by {describe(first[1])}"
             )
     if len(logs[0]) != len(logs[1]):
-        return (
-            f"The function does not repeat itself: it ran {len(logs[0])} ops, then {len(logs[1])}"
-        )
+        return f"The function is not deterministic: it ran {len(logs[0])} ops, then {len(logs[1])}"
     return ""
 
 
 @contextmanager
 def left_as_found(buffers: Buffers) -> Iterator[None]:
-    """Leave buffers and random states as they were found."""
+    """Restore buffers and random states."""
     values = [(buffer, buffer.detach().clone()) for buffer in buffers.values()]
     generators = Generators(only_torch=True)
     states = generators.snapshot()
@@ -235,13 +233,13 @@ def _copy(leaf: Any) -> Any:
 
 
 def _fingerprint(value: Any) -> bytes:
-    """Return a digest of a value's bits, shape and type."""
+    """Return a digest of the bytes, shape and dtype of a value."""
     if not isinstance(value, Tensor):
         return repr(value).encode()
     with torch.no_grad():
         dense = value.detach().to_dense() if value.layout is not torch.strided else value.detach()
         flat_bytes = dense.resolve_conj().resolve_neg().cpu().contiguous().view(-1)
-        # Not through NumPy: to a region, memory of an array is one that anybody may write to.
+        # Not through NumPy: that would mark the memory as shared.
         raw = ctypes.string_at(flat_bytes.data_ptr(), flat_bytes.nbytes)
     mark = f"{value.dtype}{list(value.shape)}".encode()
     return hashlib.blake2b(mark + raw, digest_size=16).digest()

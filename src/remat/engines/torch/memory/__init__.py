@@ -1,1 +1,1 @@
-"""Which bytes a tensor stands for: storages, views, values, memory shared with others."""
+"""The memory model: geometry of tensors, values of storages, memory shared with other libraries."""

@@ -1,7 +1,7 @@
-"""Memory that others may write to unseen: that of NumPy arrays, DLPack, buffers of Python.
+"""Memory shared with other libraries: NumPy arrays, DLPack, Python buffers.
 
-PyTorch does not count such writes. What is small is copied when it is first read. Of what is large
-a checksum is kept: if it is another one in the backward pass, that is an error.
+Their writes do not increase version counters. Small tensors are copied when they are first read. Of
+large ones a checksum is kept; another checksum in the backward pass is an error.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .geometry import Geometry
 
 __all__ = ["SMALL", "checksum", "overlap", "same_bytes"]
 
-SMALL = 1 << 16  # bytes that are copied; of more, a checksum is kept
-_MUCH = 1 << 26  # bytes that a checksum is made of; of more, it is made of some
+SMALL = 1 << 16  # bytes up to which a tensor is copied; larger ones get a checksum
+_MUCH = 1 << 26  # bytes up to which a checksum covers everything; above, a sample
 
 
 def checksum(storage: Any, geometry: Geometry) -> int:
-    """Return a number that changes with the bytes of a tensor over a storage in main memory."""
+    """Return a checksum of the bytes of a tensor in main memory."""
     size, stride, offset, dtype, _, _ = geometry
     once = tuple(1 if step == 0 else n for n, step in zip(size, stride, strict=True))
     with without_dispatch_modes(), without_function_modes(), below_autograd():
@@ -37,7 +37,7 @@ def checksum(storage: Any, geometry: Geometry) -> int:
 
 
 def same_bytes(tensor: Tensor, other: Tensor) -> bool:
-    """Return whether the storages of two tensors have the same bytes, as far as that is quick."""
+    """Return whether the storages of two tensors have equal bytes; True on other devices."""
     if tensor.device.type != "cpu":
         return True
     return _bytes(tensor.untyped_storage()) == _bytes(other.untyped_storage())
@@ -48,7 +48,7 @@ def _bytes(storage: Any) -> bytes:
 
 
 def overlap(storage: Any, other: Any) -> bool:
-    """Return whether two storages lie over the same memory, or parts of it."""
+    """Return whether two storages overlap in memory."""
     start, other_start = storage.data_ptr(), other.data_ptr()
     return bool(
         storage.device == other.device

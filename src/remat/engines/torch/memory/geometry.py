@@ -1,4 +1,4 @@
-"""How a tensor lies over its storage."""
+"""The geometry of a tensor: how it maps to its storage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Geometry", "geometry_of", "may_overlap", "view_over"]
 
 
 class Geometry(NamedTuple):
-    """Everything of a tensor but its bytes."""
+    """Shape, strides, offset, dtype and flags of a tensor: everything but its data."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -22,9 +22,9 @@ class Geometry(NamedTuple):
 
 
 def geometry_of(tensor: Tensor) -> Geometry:
-    """Return how a tensor lies over its storage; one object for all that are equal.
+    """Return the geometry of a tensor. Equal geometries are one object.
 
-    The layers of a network look alike.
+    Layers of a network repeat the same geometries.
     """
     geometry = Geometry(
         tensor.size(),
@@ -48,7 +48,7 @@ _MANY = 4096
 
 
 def view_over(base: Tensor, geometry: Geometry) -> Tensor:
-    """Return a tensor over the storage of `base`. To be called below autograd."""
+    """Return a tensor with this geometry over the storage of `base`. Call it below autograd."""
     size, stride, offset, dtype, conj, neg = geometry
     if dtype is base.dtype and not (conj or neg or base.is_conj() or base.is_neg()):
         return base.as_strided(size, stride, offset)
@@ -61,7 +61,7 @@ def view_over(base: Tensor, geometry: Geometry) -> Tensor:
 
 
 def may_overlap(one: Geometry, other: Geometry) -> bool:
-    """Return whether two tensors over one storage share bytes; in doubt they do.
+    """Return whether two tensors over one storage may share bytes. If unsure, return True.
 
     >>> grid = torch.zeros(4, 6)
     >>> left, right = geometry_of(grid[:, :3]), geometry_of(grid[:, 3:])
@@ -76,7 +76,8 @@ def may_overlap(one: Geometry, other: Geometry) -> bool:
         return False
     if one.dtype.itemsize != other.dtype.itemsize:
         return True
-    # As boxes in a grid whose axes are the strides of both: apart along one axis is apart.
+    # Both are boxes in a grid whose axes are the strides of both. Boxes that are disjoint along one
+    # axis are disjoint.
     axes = sorted({*_steps(one), *_steps(other)} - {0}, reverse=True)
     box, other_box = _box(one, axes), _box(other, axes)
     if box is None or other_box is None:
@@ -94,14 +95,14 @@ def _steps(geometry: Geometry) -> list[int]:
 
 
 def _extent(geometry: Geometry) -> tuple[int, int]:
-    """Return the first byte, and the one after the last."""
+    """Return the first byte, and the byte after the last."""
     size, stride, offset, dtype, _, _ = geometry
     length = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     return int(offset) * dtype.itemsize, (int(offset) + length) * dtype.itemsize
 
 
 def _box(geometry: Geometry, axes: list[int]) -> list[tuple[int, int]] | None:
-    """Return the first and last index along each axis, and what is left; None if it is no box."""
+    """Return the first and last index along each axis, and the remainder; None if it is no box."""
     sizes: dict[int, int] = {}
     for step, n in zip(geometry.stride, geometry.size, strict=True):
         if n > 1 and step:
@@ -114,6 +115,6 @@ def _box(geometry: Geometry, axes: list[int]) -> list[tuple[int, int]] | None:
         first, rest = divmod(rest, axis)
         last = first + sizes.get(axis, 1) - 1
         if longer is not None and (longer % axis or last >= longer // axis):
-            return None  # it goes on in the next row
+            return None  # it continues in the next row
         box.append((first, last))
     return [*box, (rest, rest)]

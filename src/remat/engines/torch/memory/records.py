@@ -1,12 +1,11 @@
-"""What a recording consists of: contents of memory, the ops that wrote them, views of them.
+"""The data types of a recording: values, the ops that computed them, views.
 
-A `Value` is what the bytes of one storage were between two writes. An op reads values and writes
-new ones; in-place ops are nothing special: they write the next value of the same storage. Views
-are nothing at all: a `View` says how a tensor lies over a value, and a value stands for the tensor
-that was made with it.
+A `Value` is the content of one storage between two writes. An op reads values and makes new ones.
+An in-place op makes the next value of the same storage. A view makes no value: a `View` is a value
+with another geometry. A value by itself stands for the tensor that the op returned.
 
-The links go one way only, from a value to the op that wrote it and on to what that op read, so
-that everything is freed by reference counting as soon as nobody needs it.
+References go in one direction: from a value to the op that made it, and from an op to the values
+that it read. So reference counting frees everything that is no longer needed.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Held", "Holder", "Op", "Operand", "Origin", "Place", "Value", "View", "values_in"]
 
-# Where an op was called: the code that ran, the instruction in it, and the innermost module.
+# Where an op was called: the code object, the instruction, and the innermost module.
 Place = tuple["CodeType", int, "ref[torch.nn.Module] | None"]
-Argument = tuple[Any, int]  # which argument of an op, and which tensor of it if it is a list
+Argument = tuple[Any, int]  # position or name of an argument, index of the tensor in a list
 
 
 HolderRefs = tuple[Callable[[], "Holder | None"], ...]  # weak ones
 
 
 class Origin(Enum):
-    """Where the bytes of a value come from; `retention.protect` says how each is held."""
+    """Where the data of a value comes from. `retention.protect` says how each is held."""
 
     PARAMETER = auto()  # a leaf that requires grad
-    EXTERNAL = auto()  # made before the recording, or written to unseen: never computed
-    COMPUTED = auto()  # by an op that can be run again
-    UNINITIALIZED = auto()  # allocated, and not written to as far as we saw
-    OPAQUE = auto()  # made by an op that is not run again
+    EXTERNAL = auto()  # made before the recording, or written outside of it: never recomputed
+    COMPUTED = auto()  # by an op that can be replayed
+    UNINITIALIZED = auto()  # allocated; no write was recorded
+    OPAQUE = auto()  # made by an op that is not replayed
 
 
 class Held:
-    """The bytes of a value, as a tensor without history that lies as the one made with it."""
+    """The data of a value: a detached tensor with the geometry of the op's output."""
 
     __slots__ = (
         "checked_in",
@@ -64,18 +63,18 @@ class Held:
     def __init__(self, tensor: Tensor, *, is_copy: bool = False) -> None:
         self.tensor = tensor
         self.version = version_of(tensor)
-        self.is_copy = is_copy  # nobody else writes to these bytes
-        self.storage: Any = None  # of a parameter, which may be given another one (p.data = …)
-        self.optimizer_steps = 0  # of fused optimizers, which do not count their writes
-        # What was read of memory that others may write to unseen, and the pass it was checked in.
+        self.is_copy = is_copy  # the program has no access to it
+        self.storage: Any = None  # of a parameter; `p.data = …` replaces it
+        self.optimizer_steps = 0  # of fused optimizers, whose writes are not counted
+        # Checksums of what was read of shared memory, and the pass that last compared them.
         self.checksums: dict[Geometry, int] | None = None
         self.checked_in = -1
-        # What was read of these bytes and has been overwritten since.
+        # Copies of parts that were read and then overwritten.
         self.copies: dict[Geometry, Tensor] = {}
 
 
 class Holder(Protocol):
-    """Somebody who may hold the tensor of a value: a saved tensor of autograd's."""
+    """An object that may hold the tensor of a value: a saved tensor of autograd."""
 
     operand: Operand
     tensor: Tensor | None
@@ -89,43 +88,43 @@ class Holder(Protocol):
 
 @final
 class Value:
-    """What the bytes of a storage were between two writes.
+    """The content of a storage between two writes.
 
-    `held` keeps those bytes. A value without it is computed again by `op`: as its output number
-    `output`, or by writing to its argument `argument`.
+    `held` keeps the data. A value without it is recomputed by `op`: as its output number `output`,
+    or by its write to `argument`.
     """
 
-    # The usual is said once for all, so that a new value is made quickly.
+    # Defaults are class attributes, so that a new value is cheap.
     origin = Origin.COMPUTED
     op: Op | None = None
     output = 0
     argument: Argument | None = None
     held: Held | None = None
-    holders: HolderRefs = ()  # saved tensors of it, which may have its bytes
-    lends_to: HolderRefs = ()  # saved tensors of earlier regions that are these bytes
-    aliases: tuple[ref[Value], ...] = ()  # other values that are held over the same storage
-    note = 0  # that its storage carries as long as its bytes are these
-    is_leaf = False  # of autograd's graph: there with and without checkpointing
-    is_shared = False  # others may write to these bytes unseen, as through a NumPy array
-    is_rewritten = False  # a buffer that regions write to again and again
-    is_overwritten = False  # no tensor has these bytes any more; what was read of them is saved
-    is_snapshot = False  # it may be written to unseen, so a copy is held
-    must_recompute = False  # the program said so: no policy keeps it
-    name = ""  # that the program gave it
-    companion: Any = None  # tells a by-product when what its op was run for is gone
-    # How the tensor that was made with it lay over these bytes, once there are views of it: it may
-    # be put over them in another way (y.data = y.data.t()), and what is computed again must be as
-    # it was. Before that only what a replay compares is known.
+    holders: HolderRefs = ()  # saved tensors of this value, which may hold its data
+    lends_to: HolderRefs = ()  # saved tensors of earlier regions with the same data
+    aliases: tuple[ref[Value], ...] = ()  # other values held over the same storage
+    note = 0  # number that its storage carries while it has this content
+    is_leaf = False  # a leaf of the graph: held with and without checkpointing
+    is_shared = False  # memory shared with another library, such as a NumPy array
+    is_rewritten = False  # a buffer that regions write to repeatedly
+    is_overwritten = False  # no tensor has this content any more; what was read is saved
+    is_snapshot = False  # a copy is held, because writes to it may not be counted
+    must_recompute = False  # by `checkpoint(tensor)`: no policy keeps it
+    name = ""  # given with `remat.name`
+    companion: Any = None  # weak reference that drops a by-product with its main output
+    # The geometry of the tensor that the op returned, noted once there are views: `y.data =
+    # y.data.t()` may change the tensor, and a replay must return the original. Before that, only
+    # size and dtype are known, which a replay compares.
     geometry: Geometry | None = None
     size: tuple[int, ...] = ()
     dtype: torch.dtype | None = None
-    reads: set[Geometry] | None = None  # what was read of an external one
-    traced: tuple[int, int] | None = None  # the pass that is traced, and its number in there
+    reads: set[Geometry] | None = None  # what was read of an external value
+    traced: tuple[int, int] | None = None  # the traced pass, and its number there
 
     def __init__(self, tensor: Tensor, version: int, op: Op | None = None, output: int = 0) -> None:
-        # The one that was made with it, as long as it lives.
+        # The tensor that the op returned, while it is alive.
         self.tensor: Callable[[], Tensor | None] = ref(tensor)
-        self.version = version  # of the tensors over it, so that a write that we missed shows
+        self.version = version  # detects writes that were not recorded
         if op is not None:
             self.op = op
             self.output = output
@@ -137,14 +136,14 @@ class Value:
         return self.origin is Origin.EXTERNAL or self.origin is Origin.PARAMETER
 
     def current_tensor(self) -> Tensor | None:
-        """Return the tensor that was made with these bytes, if it is there and has them still."""
+        """Return the tensor that the op returned, if it is alive and unmodified."""
         made = self.tensor()
         if made is None or self.is_overwritten or version_of(made) != self.version:
             return None
         return made
 
     def note_views(self) -> None:
-        """Note that there are other tensors over these bytes: one may take the other's place."""
+        """Note the geometry of the original tensor, because a view of it was made."""
         if self.geometry is None:
             made = self.tensor()
             if made is not None:
@@ -155,7 +154,7 @@ class Value:
         self.size, self.dtype = geometry.size, geometry.dtype
 
     def lies_like(self, tensor: Tensor) -> bool:
-        """Return whether a tensor lies over these bytes as the one that was made with them did."""
+        """Return whether a tensor has the geometry of the original one."""
         geometry = self.geometry
         return (
             geometry is not None
@@ -167,15 +166,12 @@ class Value:
         )
 
     def add_alias(self, other: Value) -> None:
-        """Note another value that is held over the same storage, for as long as somebody needs it.
-
-        Both know of each other: a write goes to whichever is current.
-        """
+        """Add another value that is held over the same storage, by a weak reference."""
         known = (r for r in self.aliases if (value := r()) is not None and value is not other)
         self.aliases = (*known, ref(other))
 
     def family(self) -> list[Value]:
-        """Return this value and its aliases, as far as somebody refers to them."""
+        """Return this value and its aliases that are alive."""
         return [self, *(value for r in self.aliases if (value := r()) is not None)]
 
     def living_holders(self) -> Iterator[Holder]:
@@ -187,7 +183,7 @@ class Value:
 
 @final
 class View:
-    """Another tensor over a value, and how it lies there."""
+    """A tensor over a value with another geometry."""
 
     __slots__ = ("geometry", "value")
 
@@ -196,7 +192,7 @@ class View:
         self.geometry = geometry_of(tensor)
 
 
-Operand = Value | View  # a tensor, as the recording knows it
+Operand = Value | View  # a tensor in the recording
 
 
 class Op(NamedTuple):
@@ -206,9 +202,9 @@ class Op(NamedTuple):
     traits: OpTraits
     call: Any
     args: list[Any]
-    reads: list[Value]  # that are among its arguments, one for each time
+    reads: list[Value]  # the values among its arguments, with repetitions
     keywords: dict[str, Any] | None
-    drawn: Draw | None  # the random numbers that it drew
+    drawn: Draw | None  # how to draw its random numbers again
     place: Place
 
     def targets(self) -> list[Operand]:
@@ -231,7 +227,7 @@ class Op(NamedTuple):
 
 
 def values_in(arguments: Iterable[Any]) -> Iterator[Value]:
-    """Generate the values of the operands among some arguments."""
+    """Yield the values of the operands among some arguments."""
     for operand in _operands_in(arguments):
         yield operand if type(operand) is Value else operand.value
 

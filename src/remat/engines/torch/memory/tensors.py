@@ -1,4 +1,4 @@
-"""Tensors without their history: aliases, copies, versions, and what wrappers consist of."""
+"""Detached tensors: aliases, copies, versions, and the parts of sparse tensors and wrappers."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ __all__ = [
 ]
 
 EXACT_TYPES = {Tensor, Parameter}
-PLAIN_TYPES: set[type] = {Tensor, Parameter}  # and subclasses that ops see as plain memory
+PLAIN_TYPES: set[type] = {Tensor, Parameter}  # and subclasses without their own dispatch
 
 without_dispatch = Guards(without_dispatch_modes)
 counters = Guards(with_version_counters)
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is strided memory that ops see as it is."""
+    """Return whether a tensor is strided memory without dispatch of its own."""
     kind = type(tensor)
     if kind not in PLAIN_TYPES:
         if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
@@ -50,11 +50,11 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def alias(tensor: Tensor) -> Tensor:
-    """Return the same bytes and version counter without the history, unseen by any mode."""
+    """Return a detached tensor with the same storage and version counter, without any mode."""
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         with without_modes():
             return tensor.detach()
-    # An op is being dispatched, perhaps, below the layer that shares the counter.
+    # If an op is being dispatched, the key that shares version counters is disabled.
     off, on = without_dispatch.take(), counters.take()
     try:
         with off, on:
@@ -68,7 +68,7 @@ def alias(tensor: Tensor) -> Tensor:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was written to; -1 for inference tensors, which do not count."""
+    """Return the version counter of a tensor; -1 for inference tensors, which have none."""
     try:
         return tensor._version
     except RuntimeError:
@@ -76,7 +76,7 @@ def version_of(tensor: Tensor) -> int:
 
 
 def share_a_counter(tensor: Tensor, other: Tensor) -> bool:
-    """Return whether a write to a tensor is counted for another one, too."""
+    """Return whether two tensors share a version counter."""
     if tensor.is_inference():
         return False
     before, seen = tensor._version, version_of(other)
@@ -88,9 +88,9 @@ def share_a_counter(tensor: Tensor, other: Tensor) -> bool:
 
 
 def copy_storage(tensor: Tensor) -> Tensor:
-    """Return a tensor that lies over a copy of the whole storage as `tensor` lies over its own."""
+    """Return a tensor with the same geometry over a copy of the whole storage."""
     if torch.is_inference_mode_enabled():
-        with torch.inference_mode(False):  # or the copy would not count its writes
+        with torch.inference_mode(False):  # or the copy would have no version counter
             return copy_storage(tensor)
     if not is_plain(tensor):
         with without_modes():
@@ -98,7 +98,7 @@ def copy_storage(tensor: Tensor) -> Tensor:
     with without_dispatch_modes(), below_autograd():
         storage = tensor.untyped_storage()
         if _covers_as_vector(tensor, storage):
-            return tensor.clone().detach()  # statistics: this is quicker
+            return tensor.clone().detach()  # faster, for statistics
         copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
             storage.clone(), tensor.storage_offset(), tensor.size(), tensor.stride()
         )
@@ -108,9 +108,9 @@ def copy_storage(tensor: Tensor) -> Tensor:
 
 
 def copy_extent(tensor: Tensor) -> Tensor:
-    """Return a copy with the same strides, of just those bytes of the storage that it lies over.
+    """Return a copy with the same strides, of only the part of the storage that it covers.
 
-    To be called below autograd.
+    Call it below autograd.
     """
     size, stride, itemsize = tensor.size(), tensor.stride(), tensor.element_size()
     length = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
@@ -139,7 +139,7 @@ def _covers_as_vector(tensor: Tensor, storage: Any) -> bool:
 
 
 def parts_of(tensor: Tensor) -> list[Tensor]:
-    """Return the tensors that a sparse one or a wrapper consists of, unseen by any mode."""
+    """Return the tensors that a sparse tensor or a wrapper consists of, without any mode."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is not None:
         return [getattr(tensor, name) for name in flatten()[0]]
@@ -159,7 +159,7 @@ _PARTS = {
 
 
 def nbytes_of(tensor: Tensor) -> int:
-    """Return the bytes of the memory that a tensor keeps alive."""
+    """Return the bytes that a tensor keeps alive: those of its storage."""
     if is_plain(tensor):
         return tensor.untyped_storage().nbytes()
     if tensor.layout in _PARTS:

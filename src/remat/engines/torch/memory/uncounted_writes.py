@@ -1,11 +1,11 @@
-"""Writes that PyTorch does not count: what can be done to see them.
+"""Writes that do not increase version counters, and how they are detected.
 
-- Fused optimizers write to parameters without counting it: a hook after each step does. (It also
-  tells that an iteration of training is over.)
-- `Tensor.apply_`, `map_` and `map2_` write without the dispatcher, and memory that was handed out
-  through DLPack may be written to by anybody: wrappers around these methods note it.
+- Fused optimizers write to parameters. A hook after each step counts these writes. (It also marks
+  the end of a training iteration.)
+- `Tensor.apply_`, `map_` and `map2_` write without the dispatcher, and memory that was exported
+  through DLPack can be written to by other libraries. Wrappers around these methods note it.
 
-Writes through a raw pointer (`data_ptr()`, storages) cannot be seen at all.
+Writes through a raw pointer (`data_ptr()`, storages) cannot be detected.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = ["is_exposed", "on_direct_write", "on_optimizer_step", "optimizer_steps_of", "watch"]
 
-on_direct_write: list[Callable[[Tensor], None]] = []  # who is told before such a write
-on_optimizer_step: list[Callable[[], None]] = []  # who is told when any optimizer made a step
+on_direct_write: list[Callable[[Tensor], None]] = []  # called before such a write
+on_optimizer_step: list[Callable[[], None]] = []  # called after the step of any optimizer
 _steps: Any = WeakTensorKeyDictionary()  # of fused optimizers, by parameter
 
 
 def optimizer_steps_of(parameter: Tensor) -> int:
-    """Return how often a fused optimizer has written to a parameter, as far as we saw."""
+    """Return how many steps of fused optimizers have written to a parameter."""
     return _steps.get(parameter, 0) if _steps else 0
 
 
 def is_exposed(storage: Any) -> bool:
-    """Return whether the memory of a storage was handed out through DLPack."""
+    """Return whether a storage was exported through DLPack."""
     return getattr(storage, "_remat_exposed", False)
 
 
 @functools.cache
 def watch() -> None:
-    """See to it, once for the process, that such writes are noted."""
+    """Install the hooks and wrappers, once per process."""
     register_optimizer_step_post_hook(_after_step)
     for name in ("apply_", "map_", "map2_"):
         _wrap(name, _before_direct_write)
@@ -46,8 +46,8 @@ def watch() -> None:
 
 
 def _after_step(optimizer: Optimizer, *_: Any) -> None:
-    for tell in on_optimizer_step:
-        tell()
+    for notify in on_optimizer_step:
+        notify()
     for group in optimizer.param_groups:
         if group.get("fused"):
             for parameter in group["params"]:
@@ -67,8 +67,8 @@ def _wrap(name: str, before: Callable[[Tensor], None]) -> None:
 
 
 def _before_direct_write(tensor: Tensor) -> None:
-    for tell in on_direct_write:
-        tell(tensor)
+    for notify in on_direct_write:
+        notify(tensor)
 
 
 def _before_export(tensor: Tensor) -> None:

@@ -1,7 +1,7 @@
-"""The recorder: a dispatch mode that notes ops, and hooks that give autograd saved tensors.
+"""The recorder: a dispatch mode that records ops, and hooks that replace what autograd saves.
 
-One recorder serves a thread from its outermost region to that one's end. It sees every op below
-autograd and autocast, with the very tensors that autograd handles.
+Each thread has one recorder, which is active while at least one region is open. It sees every op
+below autograd and autocast, with the same tensor objects as autograd.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ..replay import flat
 from ..retention import hold, keep_by_products
 from ..schema import OpTraits, Route, traits_by_id, traits_of
 from ..source_location import MODULE_CALL, caller, user_code
-from .storages import StorageTable, gone
+from .storages import StorageTable, no_tensor
 from .writes import WriteTracker
 
 __all__ = ["Recorder", "recorder_of_this_thread", "without_recorder"]
@@ -52,7 +52,7 @@ Made = list[tuple[Value, Tensor]]
 
 
 class Recorder(TorchDispatchMode):
-    """Notes what ops do to memory while at least one region is open in its thread."""
+    """Records ops while at least one region is open in its thread."""
 
     supports_higher_order_operators = True
 
@@ -60,28 +60,28 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.opened: list[Region] = []
         self.region: Region  # the innermost of them
-        self.idle = 0  # regions that are open, but record nothing because gradients are off
+        self.idle = 0  # open regions that have no effect, because grad mode is off
         self._reuse = OutputReuse()
         self.table = StorageTable(self._reuse)
         self._writes = WriteTracker(self.table)
         self._ops = 0
         self.iteration_start = 0  # the number of the first op since backward last began
-        self._hook = self._pack  # one object, to be recognised
+        self._hook = self._pack  # one object, so that it can be compared
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # or each op would pass through a wrapper that switches the compiler off
+        return False  # avoids a wrapper around every op that disables the compiler
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        return True  # compiled code stays compiled; what it makes is external to us
+        return True  # compiled code stays compiled; its outputs are external inputs
 
     @property
     def op_count(self) -> int:
-        """How many ops were recorded in this thread so far."""
+        """The number of ops recorded in this thread so far."""
         return self._ops
 
-    # -- regions open and close in order; the first switches the recorder on, the last one off -----
+    # -- regions open and close in order; the outermost activates the recorder ---------------------
 
     def open(self, region: Region) -> None:
         region.start = self._ops
@@ -95,10 +95,9 @@ class Recorder(TorchDispatchMode):
         else:
             try:
                 push_saved_tensor_hooks(self._hook, unpack)
-            except RuntimeError as error:  # somebody has forbidden them
+            except RuntimeError as error:  # the program has disabled them
                 raise UnsupportedError(
-                    "checkpointing needs hooks on saved tensors, which are switched off here: "
-                    f"{error}"
+                    f"checkpointing needs saved-tensor hooks, which are disabled here: {error}"
                 ) from error
             uncounted_writes.watch()
             keep_compiler_out()
@@ -108,14 +107,14 @@ class Recorder(TorchDispatchMode):
         self.region = region
 
     def _hooks_are_covered(self) -> bool:
-        """Return whether somebody has set other hooks since ours."""
+        """Return whether the program has set other hooks after ours."""
         top = top_saved_tensor_hooks(False)
         return top is None or top[0] is not self._hook
 
     def close(self, region: Region) -> None:
         if region not in self.opened:
-            return  # an outer one was closed before it, and took it along
-        while True:  # inner ones that were left open are closed, too
+            return  # it was closed with an outer region
+        while True:  # also close inner regions that were left open
             innermost = self.opened.pop()
             if innermost.has_own_hooks:
                 self._remove_hooks()
@@ -132,7 +131,7 @@ class Recorder(TorchDispatchMode):
         self.table.reset()
 
     def _remove_hooks(self) -> None:
-        """Remove our hooks from the stack; those that the program has set since stay."""
+        """Remove our hooks from the stack, but not those that the program has set after them."""
         above = []
         while (hooks := top_saved_tensor_hooks(False)) is not None:
             pop_saved_tensor_hooks()
@@ -143,7 +142,7 @@ class Recorder(TorchDispatchMode):
             push_saved_tensor_hooks(*hooks)
 
     def _remove_mode(self) -> list[Any]:
-        """Take this mode off the stack; those that the program has entered since stay on."""
+        """Remove this mode from the stack, but not those that the program has entered after it."""
         above = []
         while (mode := pop_dispatch_mode(None)) is not self:
             above.append(mode)
@@ -154,9 +153,9 @@ class Recorder(TorchDispatchMode):
     def end_iteration(self) -> None:
         """Forget how values were computed: what is read next is an external input.
 
-        To be called when a backward pass that builds no graph begins, and after an optimizer's
-        step. Else a scope around a training loop would hold all of its past, for the sake of what
-        outlives an iteration: the state of the optimizer, a running total.
+        Called when a backward pass without create_graph begins, and after an optimizer step.
+        Otherwise a scope around a training loop would keep the ops of all iterations alive through
+        tensors that outlive an iteration: optimizer state, a running total.
         """
         self.iteration_start = self._ops
         if self.opened:
@@ -168,7 +167,7 @@ class Recorder(TorchDispatchMode):
         region = self.region
         known = self.table.parameters.get(id(tensor))
         if known is not None and region.observer is None and known is self.table.operand(tensor):
-            return known  # it stays held, so it serves as its own saved tensor: the usual case
+            return known  # the common case: a parameter is held, so it needs no placeholder
         operand = self.table.operand(tensor)
         value = operand if type(operand) is Value else operand.value
         as_it_is = _getframe(1).f_code is _FUNCTION_APPLY and _must_come_back(tensor, value)
@@ -188,14 +187,16 @@ class Recorder(TorchDispatchMode):
         return saved
 
     def mark(self, tensor: Tensor) -> None:
-        """Hold what a tensor is now, although it could be computed again."""
+        """Keep the current value of a tensor, although it could be recomputed."""
         operand = self.table.operand(tensor)
         value = operand if type(operand) is Value else operand.value
         value.must_recompute = False
         if value.held is None:
             made = value.tensor()
             if made is None:
-                self.table.first_seen(tensor)  # its shape is forgotten: it is external from here on
+                self.table.first_seen(
+                    tensor
+                )  # its geometry is unknown: treat it as an external input
             else:
                 hold(value, alias(made))
                 self.region.marks = (*self.region.marks, ref(value))
@@ -212,7 +213,7 @@ class Recorder(TorchDispatchMode):
             self.region.marks = (*self.region.marks, ref(value))
 
     def before_direct_write(self, tensor: Tensor) -> None:
-        """Somebody is about to write to a tensor without an op."""
+        """Called before a write to a tensor that is no op."""
         self._writes.before_direct_write(tensor)
 
     # -- what ops do -------------------------------------------------------------------------------
@@ -236,7 +237,7 @@ class Recorder(TorchDispatchMode):
         return self._run(traits, args, kwargs or {}, keep=traits.opaque or bool(types))
 
     def _run_simple(self, traits: OpTraits, args: tuple[Any, ...]) -> Any:
-        """Run an op that reads tensors and makes new memory: the common case, without calls."""
+        """Run an op that reads tensors and allocates its output: the common case, inlined."""
         call = traits.call if count_function_modes() else traits.fast_call
         operand_of = self.table.operand
         encoded = list(args)
@@ -255,7 +256,7 @@ class Recorder(TorchDispatchMode):
         frame = _getframe(2)
         code, back = frame.f_code, frame.f_back
         if id(code) in user_code and (back is None or back.f_code is not MODULE_CALL):
-            place: Place = code, frame.f_lasti, None  # what `caller` says, at once
+            place: Place = code, frame.f_lasti, None  # `caller`, inlined
         else:
             place = caller(frame)
         op = _new_op(Op, (self._ops, traits, call, encoded, reads, None, None, place))
@@ -267,9 +268,9 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _run_in_backward(self, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
-        """Run an op of a backward pass that builds no graph: what it makes is never recomputed.
+        """Run an op of a backward pass without create_graph. It is not recorded.
 
-        What it overwrites may be needed.
+        Values that it overwrites may be needed, so writes are tracked.
         """
         if not traits.may_write or traits.reshapes_in_place:
             out = traits.call(*args, **kwargs)
@@ -288,7 +289,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _run(self, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs, *, keep: bool) -> Any:
-        """Run an op, and note all that can be noted of one; keep what it makes, if need be."""
+        """Run any op and record it: writes, random numbers, keywords. `keep` keeps its outputs."""
         if traits.reshapes_in_place and is_plain(args[0]):
             return self._run_view(traits, args, kwargs)
         table, writes = self.table, self._writes
@@ -301,7 +302,7 @@ class Recorder(TorchDispatchMode):
         try:
             out, drawn = _call(traits, args, kwargs)
         except BaseException:
-            # Nobody knows what it has written: whoever reads that sees it for the first time.
+            # What it has written is unknown: treat its targets as external inputs.
             for write in written:
                 if is_plain(write.tensor):
                     table.forget(write.tensor.untyped_storage())
@@ -320,14 +321,14 @@ class Recorder(TorchDispatchMode):
                 self.region.replace(write.before, after)
         made += self._made_several(out, op, keep=keep)
         if drawn is not None:
-            self._keep_what_was_drawn(drawn, made)
+            self._keep_random_numbers(drawn, made)
         self._attend(op, made, args, kwargs, out, seconds)
         return out
 
     def _attend(
         self, op: Op, made: Made, args: Any, kwargs: Kwargs, out: Any, seconds: float
     ) -> None:
-        """Ask the policy of the region, and tell observers."""
+        """Ask the policy of the region, and notify observers."""
         retention = self.region.retention
         if retention is not None and retention.asks_about_made:
             computed = [(value, tensor) for value, tensor in made if value.op is op]
@@ -338,10 +339,10 @@ class Recorder(TorchDispatchMode):
                 region.observer.ran(op, made, seconds)
 
     def _run_view(self, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
-        """Run an op that touches no bytes: nothing to note, but that autograd may count it."""
+        """Run an op that reads and writes no data. It is not recorded."""
         tensor: Tensor = args[0]
         if not isinstance(tensor, Tensor):
-            # A number that autograd has saved as a tensor comes here as a number.
+            # A scalar that autograd has saved as a tensor arrives here as a Python number.
             dtype = torch.complex128 if isinstance(tensor, complex) else torch.float64
             return traits.call(torch.tensor(tensor, dtype=dtype), *args[1:], **kwargs)
         if traits.is_identity:
@@ -363,12 +364,12 @@ class Recorder(TorchDispatchMode):
         family = [] if value is None else value.family()
         for member in family:
             held = member.held
-            if held is not None and held.tensor is tensor:  # a parameter: its shape is needed, too
+            if held is not None and held.tensor is tensor:  # a parameter: keep its old shape
                 self.table.parameters.pop(id(tensor), None)
                 held.tensor, held.storage = alias(tensor), None
         out = traits.call(*args, **kwargs)
         for member in family:
-            # No byte changes, but autograd will count it, also for what shares its counter.
+            # No data changes, but the version counter does, also that of tensors which share it.
             made, held = member.tensor(), member.held
             if made is None or share_a_counter(tensor, made):
                 member.version += 1
@@ -378,7 +379,7 @@ class Recorder(TorchDispatchMode):
                 and share_a_counter(tensor, held.tensor)
             ):
                 held.version += 1
-            member.tensor = gone
+            member.tensor = no_tensor
         return out
 
     def _made_several(self, out: Any, op: Op, *, keep: bool) -> Made:
@@ -396,8 +397,8 @@ class Recorder(TorchDispatchMode):
             keep_by_products(made)
         return made
 
-    def _keep_what_was_drawn(self, drawn: Draw, made: Made) -> None:
-        """Hold what an op drew, if that is smaller than the state of its generator or wanted."""
+    def _keep_random_numbers(self, drawn: Draw, made: Made) -> None:
+        """Hold random numbers smaller than the generator state, or if the region asks for it."""
         nbytes = sum(tensor.untyped_storage().nbytes() for _, tensor in made)
         if self.region.preserve_rng_state and nbytes > drawn.before.nbytes:
             return
@@ -409,7 +410,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _call(traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> tuple[Any, Draw | None]:
-    """Call an op; return what it gave, and what it drew if it is random."""
+    """Call an op; return its output, and how to draw its random numbers again."""
     call = partial(traits.call, *args, **kwargs)
     if traits.is_random and traits.draws(args, kwargs):
         return draw(generator_of(args, kwargs), call)
@@ -423,10 +424,10 @@ def _call(traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> tuple[Any,
 
 
 def _must_come_back(tensor: Tensor, value: Value) -> bool:
-    """Return whether a custom Function that saves a tensor must get that very tensor back.
+    """Return whether a custom Function that saves a tensor must get the same object back.
 
     Its backward may write to a leaf from outside, or use the class and the attributes of a tensor.
-    PyTorch's hooks return leaves as they are; of other tensors they lose class and attributes.
+    Saved-tensor hooks preserve leaves; other tensors lose their class and attributes.
     """
     is_bare = type(tensor) is Tensor and not tensor.__dict__
     if tensor.is_leaf:
@@ -434,8 +435,8 @@ def _must_come_back(tensor: Tensor, value: Value) -> bool:
     if not is_bare:
         lost = f"its class {type(tensor).__name__}" if type(tensor) is not Tensor else "attributes"
         raise UnsupportedError(
-            f"a custom autograd.Function saves a tensor with a history inside of a checkpointed "
-            f"region; PyTorch's hooks on saved tensors lose {lost}. Save a plain tensor "
+            f"a custom autograd.Function saves a non-leaf tensor inside of a checkpointed region; "
+            f"PyTorch's saved-tensor hooks lose {lost}. Save a plain tensor "
             "(tensor.as_subclass(torch.Tensor)) and keep the rest on ctx, or call the function "
             "outside of the region"
         )
@@ -446,7 +447,7 @@ def _must_come_back(tensor: Tensor, value: Value) -> bool:
 
 
 def recorder_of_this_thread() -> Recorder:
-    """Return the recorder of this thread; it is on if a region is open in it."""
+    """Return the recorder of this thread. It is active if a region is open."""
     try:
         recorder: Recorder = _threads.recorder
     except AttributeError:
@@ -456,9 +457,9 @@ def recorder_of_this_thread() -> Recorder:
 
 @contextmanager
 def without_recorder() -> Iterator[None]:
-    """Run code that the regions of this thread do not see; regions inside are regions of their own.
+    """Run code that the open regions of this thread do not record. Regions inside are independent.
 
-    A loop records for itself: to a region around it, what it makes is an external input.
+    A loop is run so: for a region around it, its outputs are external inputs.
     """
     outer = recorder_of_this_thread()
     if not outer.opened and not outer.idle:
@@ -479,7 +480,7 @@ def without_recorder() -> Iterator[None]:
 
 @contextmanager
 def _off(recorder: Recorder) -> Iterator[None]:
-    """Take a recorder off the stack of modes; those that the program has entered since stay on."""
+    """Remove a recorder from the mode stack, but not modes that the program entered after it."""
     above = recorder._remove_mode()
     try:
         yield
@@ -507,4 +508,4 @@ _getframe = sys._getframe
 _FUNCTION_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 _SIMPLE, _VIEW, _SIMPLE_UNLESS_RANDOM = Route.SIMPLE, Route.VIEW, Route.SIMPLE_UNLESS_RANDOM
 _threads = threading.local()
-_new_op = tuple.__new__  # quicker than Op(), which parses its arguments
+_new_op = tuple.__new__  # faster than Op(), which parses its arguments

@@ -1,4 +1,4 @@
-"""Writes: what is overwritten is saved before, if it is needed and cannot be computed again."""
+"""In-place writes: what is overwritten is copied first, if it is needed and not recomputable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .storages import StorageTable, base_of, key_of
 
 __all__ = ["Write", "WriteTracker"]
 
-_NOISE = 1  # the argument of rrelu_with_noise
+_NOISE = 1  # the position of `noise` in rrelu_with_noise
 
 
 class Write(NamedTuple):
@@ -28,11 +28,11 @@ class Write(NamedTuple):
     argument: tuple[Key, int]
     tensor: Tensor
     before: Value
-    followers: list[ref[Value]]  # values over the same storage that stay held
+    followers: list[ref[Value]]  # values over the same storage that are still held
 
 
 class WriteTracker:
-    """Follows what ops write to."""
+    """Tracks the writes of ops."""
 
     def __init__(self, table: StorageTable) -> None:
         self._table = table
@@ -40,9 +40,9 @@ class WriteTracker:
     # -- before an op runs -------------------------------------------------------------------------
 
     def before(self, traits: OpTraits, args: Any, kwargs: dict[str, Any]) -> list[Write]:
-        """Save what an op is about to overwrite."""
+        """Copy what an op is about to overwrite."""
         targets = _targets(traits, args, kwargs)
-        # If an external tensor is all that an op makes, the op is never run again.
+        # An op that only writes to an external tensor is never replayed.
         alone = len(targets) == 1 and not traits.makes_memory
         return [
             Write(key, tensor, *self._before_write(traits, tensor, alone=alone))
@@ -57,26 +57,26 @@ class WriteTracker:
             self._before_write_to_parts(traits, tensor)
         self._initialize(traits, tensor)
         if not alone:
-            table.operand(tensor)  # the op reads it when it is run again
+            table.operand(tensor)  # a replay reads it
         followers = self._save(tensor, alone=alone)
         operand = table.operand(tensor)
         value = operand if type(operand) is Value else operand.value
         if traits.uncounted and value.held is not None and not value.held.is_copy:
-            hold_copy(value)  # nobody will see that it was written to
+            hold_copy(value)  # its version counter will not show the write
         return value, followers
 
     def _initialize(self, traits: OpTraits, tensor: Tensor) -> None:
         value = self._table.current(tensor)
         if value.origin is Origin.UNINITIALIZED:
             if traits.overwrites_all and _covers(tensor):
-                value.origin = Origin.COMPUTED  # from here on it can be computed
+                value.origin = Origin.COMPUTED  # this write makes it recomputable
             else:
                 self._table.operand(tensor)  # it is read, so it is held
 
     def _save(self, tensor: Tensor, *, alone: bool) -> list[ref[Value]]:
-        """Save what is needed of all values over a tensor's storage; return those that stay."""
+        """Copy what is needed of all values over a tensor's storage; return those still held."""
         table = self._table
-        # Weak references: strong ones would look as if somebody needed the values.
+        # Weak references: strong ones would count in `is_needed`.
         family = [ref(value) for value in table.current(tensor).family()]
         target = geometry_of(tensor) if is_plain(tensor) else None
         followers = []
@@ -93,17 +93,16 @@ class WriteTracker:
         return followers
 
     def _before_write_to_parts(self, traits: OpTraits, tensor: Tensor) -> None:
-        """Save what a tensor consists of; whoever reads that again sees it for the first time."""
+        """Copy the parts of a tensor; they are external inputs when they are read next."""
         for part in parts_of(tensor):
             self._before_write(traits, part, alone=False)
             if is_plain(part):
                 self._table.forget(part.untyped_storage())
 
     def without_hidden(self, traits: OpTraits, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the arguments without those that are written to in secret and not read.
+        """Return the arguments without those that the op writes but does not read.
 
-        What was read from them before is saved; whoever reads them again sees them for the first
-        time.
+        What was read from them before is copied; they are external inputs when they are read next.
         """
         positions = traits.hidden_targets(args)
         for position in positions:
@@ -112,12 +111,12 @@ class WriteTracker:
                 self._before_write(traits, tensor, alone=False)
                 self._table.forget(tensor.untyped_storage())
         return tuple(
-            _stand_in(arg, args[0]) if position in positions else arg
+            _replacement(arg, args[0]) if position in positions else arg
             for position, arg in enumerate(args)
         )
 
     def before_direct_write(self, tensor: Tensor) -> None:
-        """Save what somebody else is about to overwrite; it is external from here on."""
+        """Copy what a write outside of the dispatcher overwrites; it is an external input then."""
         if is_plain(tensor):
             self._save(tensor, alone=False)
             self._table.forget(tensor.untyped_storage())
@@ -125,10 +124,9 @@ class WriteTracker:
     # -- other storages over the same memory -------------------------------------------------------
 
     def save_overlapping(self, traits: OpTraits, args: Any, kwargs: dict[str, Any]) -> set[int]:
-        """Save values of other storages over the memory that an op writes to; return their keys.
+        """Before a write, copy values of other storages over the same memory; return their keys.
 
-        DLPack and NumPy make such storages. They have counters of their own, so a write to one is
-        none to the other.
+        DLPack and NumPy make such storages. Their version counters are separate.
         """
         tensors = [tensor for _, tensor in _targets(traits, args, kwargs)]
         tensors += [args[position] for position in traits.hidden_targets(args)]
@@ -138,7 +136,7 @@ class WriteTracker:
             if isinstance(tensor, Tensor) and is_plain(tensor):
                 storage = tensor.untyped_storage()
                 if table.shared or not storage.resizable():
-                    table.encode([*args, *kwargs.values()])  # so that all is known
+                    table.encode([*args, *kwargs.values()])  # adds all of them to the table
                     found |= self._overlapping(storage)
         for key in found:
             for value in table.values[key].family():
@@ -146,7 +144,7 @@ class WriteTracker:
         return found
 
     def _overlapping(self, storage: Any) -> set[int]:
-        """Return the keys of other storages over the same memory, and of those nobody can find."""
+        """Return the keys of other storages that overlap, or whose address is unknown."""
         values, own = self._table.values, key_of(storage)
         keys = self._table.shared & values.keys() if storage.resizable() else values.keys()
         return {key for key in keys if key != own and _may_be_over(values[key], storage)}
@@ -167,14 +165,14 @@ class WriteTracker:
     # -- after an op has run -----------------------------------------------------------------------
 
     def after(self, op: Op, write: Write, *, keep: bool) -> Value:
-        """Note the value that an op has written; keep it, if the op is not to be run again."""
+        """Add the value that an op has written. `keep` holds it, if the op must not be replayed."""
         table, traits = self._table, op.traits
         tensor, before = write.tensor, write.before
         if traits.replaces_storage and is_plain(tensor):
             known = table.values.get(key_of(tensor.untyped_storage()))
             if known is not None:
                 known.note_views()
-                return known  # its bytes are as they were, and it counts their writes by itself
+                return known  # its data is unchanged, and it has its own version counter
         version = _version_after(traits, write)
         if before.is_external or keep:
             after = _kept_after(write, version)
@@ -193,23 +191,23 @@ class WriteTracker:
         return after
 
     def after_unrecorded(self, traits: OpTraits, write: Write) -> None:
-        """Note that a tensor was written to by an op that is not recorded."""
+        """Note a write by an op that is not recorded."""
         _follow(write, _version_after(traits, write))
         if is_plain(write.tensor):
             self._table.forget(write.tensor.untyped_storage())
 
 
 def _version_after(traits: OpTraits, write: Write) -> int:
-    """Return the version of a tensor that an op has written to, once autograd has counted that.
+    """Return the version that a tensor will have when autograd has counted the write.
 
-    It counts when we are done, but not the write to what it has saved already.
+    It does so after the op has been dispatched, but not for a tensor that it saved before.
     """
     is_noise = traits.saves_before_write and write.argument[0] == _NOISE
     return version_of(write.tensor) + (not traits.counts_writes and not is_noise)
 
 
 def _kept_after(write: Write, version: int) -> Value:
-    """Return a value that was written and is held. Values beside it have counted the write, too."""
+    """Return the held value after a write. Values that share its counter follow."""
     tensor, before = write.tensor, write.before
     base = base_of(tensor) if before.is_external else tensor
     after = Value(base, version)
@@ -225,7 +223,7 @@ def _kept_after(write: Write, version: int) -> Value:
 
 
 def _follow(write: Write, version: int) -> list[ref[Value]]:
-    """Let values that are held over the same storage count a write; return those there are."""
+    """Update the versions of values held over the same storage; return those alive."""
     alive = []
     for reference in write.followers:
         value = reference()
@@ -239,7 +237,7 @@ def _follow(write: Write, version: int) -> list[ref[Value]]:
 def _targets(
     traits: OpTraits, args: Any, kwargs: dict[str, Any]
 ) -> list[tuple[tuple[Key, int], Tensor]]:
-    """Return the tensors that an op writes to, with the arguments that they are."""
+    """Return the tensors that an op writes to, with their arguments."""
     named = [(k, kwargs.get(k) if isinstance(k, str) else args[k : k + 1]) for k in traits.writes]
     return [
         ((key, number), tensor)
@@ -250,7 +248,7 @@ def _targets(
 
 
 def _may_be_over(value: Value, storage: Any) -> bool:
-    """Return whether a value is one of the same memory, or of memory that is not known."""
+    """Return whether a value overlaps a storage, or its address is unknown."""
     made, held = value.tensor(), value.held
     if made is None and held is not None and not held.is_copy:
         made = held.tensor
@@ -259,8 +257,8 @@ def _may_be_over(value: Value, storage: Any) -> bool:
     return not is_plain(made) or overlap(made.untyped_storage(), storage)
 
 
-def _stand_in(statistics: Any, values: Tensor) -> Value | None:
-    """Return what a replay gives in place of statistics: nothing, or a copy if types are mixed."""
+def _replacement(statistics: Any, values: Tensor) -> Value | None:
+    """Return the replacement of statistics in a replay: None, or a copy if dtypes are mixed."""
     if not isinstance(statistics, Tensor) or statistics.dtype is values.dtype:
         return None
     value = Value(statistics, 0)
@@ -271,12 +269,12 @@ def _stand_in(statistics: Any, values: Tensor) -> Value | None:
 
 
 def _covers(tensor: Tensor) -> bool:
-    """Return whether a tensor lies over all bytes of its storage."""
+    """Return whether a tensor covers all bytes of its storage, each once."""
     if tensor.nbytes != tensor.untyped_storage().nbytes():
         return False
     distance = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != distance:
-            return False  # some elements lie upon one another
+            return False  # elements overlap or leave gaps
         distance *= size
     return True
