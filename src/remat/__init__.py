@@ -1,6 +1,7 @@
 """remat: exact gradients inside a memory budget."""
 
 from . import policies
+from .api.apply import applied, apply, remove
 from .api.chains import ActivationCheckpointer, CheckpointConfig
 from .api.gradients import grad, value_and_grad
 from .api.groups import CheckpointGroup
@@ -53,6 +54,8 @@ __all__ = [
     "Verification",
     "__version__",
     "adaptive_checkpoint",
+    "applied",
+    "apply",
     "checkpoint",
     "checkpoint_segment",
     "checkpoint_sequential",
@@ -68,6 +71,7 @@ __all__ = [
     "name",
     "plan_loop",
     "policies",
+    "remove",
     "should_checkpoint",
     "value_and_grad",
     "verify",
