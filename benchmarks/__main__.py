@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .measure import ONE_THREAD, Result, show, write
 
-_NOT_BENCHMARKS = {"__main__", "measure"}
+_NOT_BENCHMARKS = {"__main__", "measure", "networks"}
 
 
 def main(arguments: list[str] | None = None) -> int:

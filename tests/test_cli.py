@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from remat.cli import main
 from remat.schedules import Disk
 
 PLAN = ["plan", "--steps", "100", "--checkpoints", "5"]
+SIZED = ["plan", "--steps", "1000", "--state-bytes", "5"]
 DEMO = ["demo", "--steps", "50", "--size", "32"]
 
 
@@ -88,7 +90,9 @@ def test_a_plan_is_a_table_and_its_reason(capfd):
     assert "* revolve" in out
     assert "3,405" in out
     assert "32 states" in out
-    assert remat.plan_loop(1000, slots=31).reason in " ".join(out.split())
+    assert "the fewest evaluations for slots that hold states" in " ".join(out.split())
+    assert "with --tape-bytes there may be better" in " ".join(out.split())
+    assert "tape_bytes" not in out
 
 
 @pytest.mark.parametrize(
@@ -111,19 +115,36 @@ def test_the_json_of_a_plan_is_what_plan_loop_says(capfd, arguments, asked):
     code, out, err = run(capfd, "plan", "--steps", 300, *arguments, "--json")
     assert (code, err) == (0, "")
     found, plan = json.loads(out), remat.plan_loop(300, **asked)
-    assert (found["steps"], found["best"], found["reason"]) == (300, plan.name, plan.reason)
-    assert found["peak_unit"] == ("bytes" if "state_bytes" in asked else "states")
+    reason = plan.reason.replace("tape_bytes", "--tape-bytes")
+    assert (found["steps"], found["best"], found["reason"]) == (300, plan.name, reason)
+    unit = "bytes" if "state_bytes" in asked else "states"
+    assert found["peak_unit"] == unit
     assert found["options"] == [
         {
             "name": option.name,
             "evaluations": option.evaluations,
             "evaluations_per_step": option.evaluations / 300,
             "cost": option.cost,
-            "peak_bytes": option.peak_bytes,
+            f"peak_{unit}": option.peak_bytes,
             "disk_slots": option.disk_slots,
         }
         for option in (plan.best, *plan.alternatives)
     ]
+
+
+@pytest.mark.parametrize(("fraction", "room"), [("0.1", 300_400_000), ("1.0", 3_004_000_000)])
+def test_memory_without_a_unit_is_a_fraction_of_the_plain_pass(capfd, fraction, room):
+    # Plain, a pass of 1000 steps holds 1000 tapes of 3 MB, and a step runs with a state and a tape.
+    sizes = "--state-bytes", "1MB", "--tape-bytes", "3MB", "--json"
+    asked = run(capfd, "plan", "--steps", 1000, "--memory", fraction, *sizes)
+    assert asked[0] == 0
+    assert asked == run(capfd, "plan", "--steps", 1000, "--memory", room, *sizes)
+
+
+@pytest.mark.parametrize(("steps", "words"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps")])
+def test_steps_are_counted_in_english(capfd, steps, words):
+    out = run(capfd, "plan", "--steps", steps)[1]
+    assert out.splitlines()[0].strip() == f"Schedules for {words}"
 
 
 def test_a_state_of_one_byte_is_still_a_byte(capfd):
@@ -161,13 +182,19 @@ def test_json_stays_json_with_a_plot(capfd, tmp_path):
         (["plan", "--steps", "9", "--memory", "lots"], ["--memory", "'lots'", "64MB"]),
         (["plan", "--steps", "9", "--memory", "1MB"], ["--memory 1000000", "--state-bytes"]),
         ([*PLAN, "--tape-bytes", "5"], ["--tape-bytes 5", "--state-bytes"]),
-        ([*PLAN, "--state-bytes", "0"], ["state_bytes", "0"]),
+        ([*PLAN, "--state-bytes", "0"], ["--state-bytes is at least 1, got 0"]),
+        ([*PLAN, "--state-bytes", "0.5"], ["--state-bytes", "'0.5'", "whole number of bytes"]),
+        ([*SIZED, "--memory", "0.1"], ["--memory 0.1", "fraction", "--tape-bytes"]),
+        ([*SIZED, "--memory", "7.9"], ["--memory", "'7.9'", "(0, 1]", "64MB"]),
+        ([*SIZED, "--memory", "0.0"], ["--memory", "'0.0'", "(0, 1]"]),
+        ([*SIZED, "--memory", "1.2.3"], ["--memory", "'1.2.3'", "64MB"]),
+        ([*SIZED, "--memory", "0.001", "--tape-bytes", "3"], ["8 B", "5 B", "raise --memory to"]),
         ([*PLAN, "--disk-read", "2"], ["--disk-read 2", "--disk"]),
         ([*PLAN, "--disk", "3", "--disk-write", "nan"], ["--disk-write", "'nan'"]),
         ([*PLAN, "--disk", "3", "--disk-read", "slow"], ["--disk-read", "'slow'"]),
         (
             ["plan", "--steps", "9", "--memory", "1KB", "--state-bytes", "2KB"],
-            ["2.0 KB", "1.0 KB", "raise"],
+            ["2.0 KB", "1.0 KB", "raise --memory to at least 2000"],
         ),
         ([*PLAN, "--plot", "schedule.doc"], ["'schedule.doc'", ".png"]),
         ([*PLAN, "--plot", "nowhere/s.png"], ["'nowhere/s.png'", "folder"]),
@@ -186,6 +213,7 @@ def test_bad_input_is_named_with_exit_code_2(capfd, tmp_path, arguments, words):
     assert (code, out) == (2, "")
     assert [word for word in words if word not in err] == []
     assert "Traceback" not in err
+    assert not re.search(r"[a-z]_[a-z]", err)  # options, no names of Python
     assert not list(tmp_path.iterdir())
 
 

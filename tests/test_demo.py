@@ -75,6 +75,7 @@ def test_the_child_is_ended_when_waiting_for_it_fails(monkeypatch):
     assert [child.returncode is not None for child in started] == [True]
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.skipif(os.name != "posix", reason="sends a signal to a thread")
 def test_an_interrupt_that_another_thread_takes_does_not_orphan_the_child(monkeypatch):
     # Signals go to any thread of a process, and NumPy's BLAS has threads.
@@ -127,6 +128,7 @@ def wait_for(condition):
     raise AssertionError("waited for too long")
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.skipif(
     not Path("/proc/self/task").exists() or os.name != "posix", reason="looks at processes in /proc"
 )

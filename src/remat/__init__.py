@@ -6,6 +6,7 @@ from .api.chains import ActivationCheckpointer, CheckpointConfig
 from .api.gradients import grad, value_and_grad
 from .api.groups import CheckpointGroup
 from .api.loops import checkpointed_loop, checkpointed_scan, checkpointed_while
+from .api.profiling import CheckpointProfiler
 from .api.scopes import CheckpointNode, CheckpointScope, is_checkpoint, mark_checkpoint, name
 from .api.segments import adaptive_checkpoint, checkpoint, checkpoint_segment
 from .api.sequential import checkpoint_sequential
@@ -20,7 +21,6 @@ from .errors import (
     StoreError,
     UnsupportedError,
 )
-from .reports.profiler import CheckpointProfiler
 from .schedules import (
     compute_checkpoint_positions,
     estimate_checkpoint_savings,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,9 +17,9 @@ import remat
 from .check import DEVICES, run_checks
 from .demo import DemoResult, DemoSize, run_demo
 from .reports.plots import can_plot, check_plot_path, plot_memory, plot_schedule
-from .reports.tables import Unit, comparison_table, plan_table
+from .reports.tables import comparison_table, plan_table
 from .schedules import Disk, LoopPlan, Option
-from .sizes import parse_bytes
+from .sizes import counted, parse_budget, parse_bytes
 
 __all__ = ["main"]
 
@@ -47,12 +48,14 @@ _PLAN = """\
 Compare the schedules for a loop: how often a step is evaluated, and what is held at most.
 
 Give the room as a number of states (--checkpoints), or as the peak of the whole pass in bytes
-(--memory, with --state-bytes). Sizes are bytes, or text such as 64MB or 2GiB.
+(--memory, with --state-bytes). Sizes are bytes, or text such as 64MB or 2GiB. --memory 0.1 is a
+tenth of what the pass holds without checkpointing.
 """
 _PLAN_EXAMPLES = """\
 examples:
   remat plan --steps 1000 --checkpoints 31
   remat plan --steps 1000 --memory 64MB --state-bytes 1MB --tape-bytes 3MB
+  remat plan --steps 1000 --memory 0.1 --state-bytes 1MB --tape-bytes 3MB
   remat plan --steps 1000 --checkpoints 10 --disk 20 --disk-write 2 --disk-read 2
   remat plan --steps 100 --checkpoints 5 --plot schedule.png
   remat plan --steps 1000 --checkpoints 31 --json
@@ -89,8 +92,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (remat.RematError, ValueError, TypeError, OSError) as error:
-        return _complain(str(error), 2)
+        return _complain(_in_options(str(error)), 2)
     return code or 0
+
+
+_OPTIONS = {
+    "memory_bytes": "--memory",
+    "state_bytes": "--state-bytes",
+    "tape_bytes": "--tape-bytes",
+    "num_checkpoints": "--checkpoints",
+    "disk_slots": "--disk",
+    "write_cost": "--disk-write",
+    "read_cost": "--disk-read",
+}
+
+
+def _in_options(text: str) -> str:
+    """Name options of the command line where the library names its arguments."""
+    return re.sub(rf"\b({'|'.join(_OPTIONS)})\b", lambda found: _OPTIONS[found[0]], text)
 
 
 def _complain(message: str, code: int) -> int:
@@ -161,7 +180,7 @@ def _add_demo_options(parser: argparse.ArgumentParser) -> None:
         "--checkpoints",
         type=_at_least(0),
         metavar="K",
-        help="room in memory, in states (default: the root of --steps)",
+        help="room in memory, in states (default: sqrt(steps))",
     )
     add(
         "--output",
@@ -182,9 +201,14 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--checkpoints",
         type=_at_least(0),
         metavar="K",
-        help="room, in states (default: the root of --steps)",
+        help="room, in states (default: sqrt(steps))",
     )
-    room.add_argument("--memory", type=_size, metavar="SIZE", help="room, as the peak of the pass")
+    room.add_argument(
+        "--memory",
+        type=_size_or_fraction,
+        metavar="SIZE",
+        help="room, as the peak of the pass, or as a fraction of the peak without checkpointing",
+    )
     add("--state-bytes", type=_size, metavar="SIZE", help="what goes from step to step")
     add("--tape-bytes", type=_size, metavar="SIZE", help="what one step keeps to go back through")
     add("--disk", type=_at_least(0), metavar="SLOTS", help="this many more states fit on disk")
@@ -229,6 +253,24 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _size_or_fraction(text: str) -> int | float:
+    """Read a size; a decimal number without a unit is a fraction of the plain pass, as in Python.
+
+    The number 1 is one byte, and 1.0 all of the plain pass.
+    """
+    try:
+        fraction = float(text) if "." in text else None
+    except ValueError:
+        fraction = None
+    if fraction is None:
+        return _size(text)
+    if not 0 < fraction <= 1:
+        raise argparse.ArgumentTypeError(
+            f"a fraction in (0, 1], or a size with a unit such as 64MB, got {text!r}"
+        )
+    return fraction
+
+
 def _cost(text: str) -> float:
     try:
         cost = float(text)
@@ -249,7 +291,8 @@ def _demo(arguments: argparse.Namespace) -> None:
     result = run_demo(size)
     picture = None
     if target is not None and can_plot():
-        title = f"The gradient of {size.steps:,} steps of a {size.size} x {size.size} simulation"
+        grid = f"{size.size} x {size.size}"
+        title = f"The gradient of {counted(size.steps, 'step')} of a {grid} simulation"
         picture = plot_memory([result.plain, result.checkpointed], target, title=title)
     if arguments.json:
         _print_json({**result.as_dict(), "plot": str(picture) if picture else None})
@@ -267,7 +310,7 @@ def _show_demo(result: DemoResult) -> None:
     exact = result.gradient_difference == 0
     equal = "the same gradient, bit for bit" if exact else "the same gradient, up to rounding"
     ratio = result.checkpointed.peak_bytes / max(1, result.plain.peak_bytes)
-    print(f"{result.size.steps:,} steps: {equal}, in {ratio:.1%} of the memory.")
+    print(f"{counted(result.size.steps, 'step')}: {equal}, in {ratio:.1%} of the memory.")
 
 
 # -- remat plan --------------------------------------------------------------------------------
@@ -278,15 +321,15 @@ def _plan(arguments: argparse.Namespace) -> None:
     plan = _plan_of(arguments)
     picture = None
     if arguments.plot is not None:
-        title = f"{plan.name}: {plan.steps:,} steps, {plan.evaluations:,} evaluations"
+        steps, runs = counted(plan.steps, "step"), counted(plan.evaluations, "evaluation")
+        title = f"{plan.name}: {steps}, {runs}"
         picture = plot_schedule(plan.schedule, plan.steps, arguments.plot, title=title)
-    unit: Unit = "states" if arguments.state_bytes is None else "bytes"
     if arguments.json:
-        _print_json(_plan_as_dict(plan, unit))
+        _print_json(_plan_as_dict(plan))
         return
     console = Console()
-    console.print(plan_table(plan, unit=unit))
-    console.print(f"* best: {plan.reason}", markup=False, highlight=False)
+    console.print(plan_table(plan))
+    console.print(f"* best: {_in_options(plan.reason)}", markup=False, highlight=False)
     if picture:
         print(f"The schedule over time: {picture}")
 
@@ -297,6 +340,12 @@ def _check_plan_options(arguments: argparse.Namespace) -> None:
         for name, value in (("memory", arguments.memory), ("tape-bytes", arguments.tape_bytes)):
             if value is not None:
                 raise ValueError(f"--{name} {value} needs --state-bytes: the bytes of one state")
+    if isinstance(arguments.memory, float) and arguments.tape_bytes is None:
+        raise ValueError(
+            f"--memory {arguments.memory} is a fraction of what the pass holds without "
+            "checkpointing: it needs --tape-bytes, the bytes that one step keeps; or give a size "
+            "such as 64MB"
+        )
     if arguments.disk is None:
         for name, cost in (("write", arguments.disk_write), ("read", arguments.disk_read)):
             if cost is not None:
@@ -315,21 +364,30 @@ def _plan_of(arguments: argparse.Namespace) -> LoopPlan:
     return remat.plan_loop(
         arguments.steps,
         slots=slots,
-        memory_bytes=arguments.memory,
+        memory_bytes=_memory(arguments),
         state_bytes=arguments.state_bytes,
         tape_bytes=arguments.tape_bytes,
         disk=disk,
     )
 
 
-def _plan_as_dict(plan: LoopPlan, unit: Unit) -> dict[str, Any]:
+def _memory(arguments: argparse.Namespace) -> int | None:
+    """Return the room in bytes; a fraction is one of all tapes, a state and the step that runs."""
+    if arguments.memory is None:
+        return None
+    state, tape = arguments.state_bytes, arguments.tape_bytes or 0
+    whole = state + tape + max(0, arguments.steps - 1) * max(state, tape)
+    return parse_budget(arguments.memory, whole=whole)
+
+
+def _plan_as_dict(plan: LoopPlan) -> dict[str, Any]:
     options = [
         {
             "name": option.name,
             "evaluations": option.evaluations,
             "evaluations_per_step": option.evaluations / max(1, plan.steps),
             "cost": option.cost,
-            "peak_bytes": option.peak_bytes,
+            f"peak_{plan.unit}": option.peak_bytes,
             "disk_slots": option.disk_slots,
         }
         for option in _options(plan)
@@ -337,8 +395,8 @@ def _plan_as_dict(plan: LoopPlan, unit: Unit) -> dict[str, Any]:
     return {
         "steps": plan.steps,
         "best": plan.name,
-        "reason": plan.reason,
-        "peak_unit": unit,  # without the bytes of a state, peaks are in states
+        "reason": _in_options(plan.reason),
+        "peak_unit": plan.unit,
         "options": options,
     }
 

@@ -1,4 +1,4 @@
-"""Bytes as people write them: "2GB", "512MiB", 4096 and fractions of a whole."""
+"""Bytes as people write them: "2GB", "512MiB", 4096 and fractions of a whole; numbers of things."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import re
 from fractions import Fraction
 
-__all__ = ["format_bytes", "parse_budget", "parse_bytes"]
+__all__ = ["counted", "format_bytes", "parse_budget", "parse_bytes"]
 
 _DECIMAL = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -16,6 +16,8 @@ _TEXT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 
 def parse_bytes(value: int | str, *, name: str = "bytes") -> int:
     """Read a number of bytes: an int, or text with a decimal or binary unit.
+
+    Without a unit it is a whole number: "0.1" is more likely a fraction of something.
 
     >>> parse_bytes("2GB"), parse_bytes("512MiB"), parse_bytes(4096)
     (2000000000, 536870912, 4096)
@@ -30,6 +32,10 @@ def parse_bytes(value: int | str, *, name: str = "bytes") -> int:
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
         raise ValueError(f'{name} is a number with a unit such as "64MB" or "2GiB", got {value!r}')
+    if unit == 1 and not match[1].isdigit():
+        raise ValueError(
+            f'{name} is a whole number of bytes, or has a unit such as "64MB", got {value!r}'
+        )
     return math.floor(Fraction(match[1]) * unit)  # exact: floats would lose the last bytes
 
 
@@ -62,3 +68,12 @@ def format_bytes(count: float) -> str:
         if count >= size * 0.9995:
             return f"{sign}{count / size:.1f} {unit}"
     return f"{sign}{count:.0f} B"
+
+
+def counted(count: int, what: str) -> str:
+    """Write a number of things.
+
+    >>> counted(1, "step"), counted(1000, "step")
+    ('1 step', '1,000 steps')
+    """
+    return f"{count:,} {what}" + "s" * (count != 1)

@@ -34,6 +34,9 @@ class Watcher(Protocol):
     def region_ran(self, name: str) -> int:
         """A checkpointed region has begun; returns its number."""
 
+    def kept(self, region: int, *, plain: int = 0, held: int = 0) -> None:
+        """A region keeps more bytes from forward to backward: a plain pass, and this one."""
+
     def would_hold(self, key: Hashable, nbytes: int) -> None: ...
 
     def would_free(self, key: Hashable) -> None: ...
@@ -41,6 +44,11 @@ class Watcher(Protocol):
     def holds(self, key: Hashable, nbytes: int) -> None: ...
 
     def frees(self, key: Hashable) -> None: ...
+
+    def allocated(self, key: Hashable, nbytes: int) -> None:
+        """The program has allocated memory, which is there with and without checkpointing."""
+
+    def freed(self, key: Hashable) -> None: ...
 
     def recomputed(self, region: int, ops: int, seconds: float) -> None:
         """A region, or a part of it, was computed again; `ops` counts calls (ops, or steps)."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -75,3 +78,45 @@ def test_nobody_watches_after_an_error() -> None:
     with pytest.raises(RuntimeError, match="on purpose"):
         remat.CheckpointGroup().checkpoint_fn(fail, X)
     assert watchers() == ()
+
+
+def _double(x):
+    return np.exp(x) * 2
+
+
+def test_a_group_keeps_nothing_of_its_calls() -> None:
+    """It may count for the whole of a training."""
+    group = remat.CheckpointGroup("layers")
+
+    def run(calls: int) -> None:
+        for _ in range(calls):
+            remat.grad(lambda x: np.sum(group.checkpoint_fn(_double, x)))(X)
+
+    assert grown_bytes(run, calls=500) < 100 * 500
+    assert group.calls == group.recompute_count() == 1000
+
+
+def test_a_group_keeps_nothing_of_its_calls_on_pytorch() -> None:
+    torch = pytest.importorskip("torch")
+    group = remat.CheckpointGroup("layers")
+    x = torch.ones(3, requires_grad=True)
+
+    def run(calls: int) -> None:
+        for _ in range(calls):
+            group.checkpoint_fn(lambda x: x.exp() * 2, x).sum().backward()
+
+    assert grown_bytes(run, calls=500) < 100 * 500  # the trace of a call takes 1000
+
+
+def grown_bytes(run, *, calls: int) -> int:
+    """Return by how much the memory of Python grows in some calls, after as many others."""
+    run(calls)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        run(calls)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()

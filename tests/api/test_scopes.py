@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 
 import pytest
 
@@ -68,6 +69,51 @@ def test_a_scope_is_copied_without_what_it_has_seen(renew) -> None:
 def test_a_name_is_text() -> None:
     with pytest.raises(TypeError, match="name is text, got function"):
         remat.CheckpointScope(lambda x: x)
+
+
+@pytest.mark.parametrize("option", ["enabled", "use_recomputation"])
+@pytest.mark.parametrize("value", ["no", 0, None], ids=repr)
+def test_an_option_is_true_or_false(option: str, value: object) -> None:
+    with pytest.raises(TypeError, match=f"{option} is True or False, got {value!r}"):
+        remat.CheckpointScope("part", **{option: value})
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_leaving_a_scope_that_was_not_entered_is_an_error(enabled: bool) -> None:
+    scope = remat.CheckpointScope("part", enabled=enabled)
+    with pytest.raises(remat.RematError, match=r"'part' was left more often than .* `with scope:"):
+        scope.__exit__(None, None, None)
+
+
+def test_leaving_a_scope_twice_is_an_error_and_it_still_works() -> None:
+    x = torch.ones(3, requires_grad=True)
+    scope = remat.CheckpointScope("part")
+    with scope:
+        x.exp().sin()
+    with pytest.raises(remat.RematError, match="left more often"):
+        scope.__exit__(None, None, None)
+    with scope:
+        y = x.exp().sin()
+    y.sum().backward()
+    assert torch.equal(x.grad, (x.exp().cos() * x.exp()).detach())
+
+
+def test_a_scope_is_left_in_the_thread_that_entered_it() -> None:
+    scope, errors = remat.CheckpointScope("part"), []
+
+    def leave() -> None:
+        try:
+            scope.__exit__(None, None, None)
+        except remat.RematError as error:
+            errors.append(str(error))
+
+    with scope:
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join()
+        y = torch.ones(3, requires_grad=True).exp().sin()
+    assert "entered in this thread" in errors[0]
+    y.sum().backward()
 
 
 def test_a_scope_that_is_not_enabled_does_nothing() -> None:

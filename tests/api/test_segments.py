@@ -220,3 +220,22 @@ def test_what_is_no_sequence_is_refused(inputs) -> None:
 def test_the_name_of_a_group_is_text(name) -> None:
     with pytest.raises(TypeError, match="name"):
         remat.CheckpointGroup(name)
+
+
+@pytest.mark.parametrize("value", ["no", 1, None], ids=repr)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda **options: remat.checkpoint(add, X, **options),
+        remat.checkpoint,
+        lambda **options: remat.adaptive_checkpoint(add, X, threshold=0, **options),
+        lambda **options: remat.checkpoint_segment(add, [X], **options),
+        lambda **options: remat.checkpoint_sequential([np.sin], X, **options),
+        remat.CheckpointGroup,
+        lambda **options: remat.verify(add, X, **options),
+    ],
+    ids=["checkpoint", "decorator", "adaptive", "segment", "sequential", "group", "verify"],
+)
+def test_whether_random_state_is_preserved_is_true_or_false(call, value) -> None:
+    with pytest.raises(TypeError, match=f"preserve_rng_state is True or False, got {value!r}"):
+        call(preserve_rng_state=value)

@@ -104,8 +104,8 @@ def test_any_schedule_goes_back_through_every_step_once(drawn: Limited, records_
     final = run.forward(drawn.schedule)
     assert final == steps
     # (The last tape is at work, and not among the held ones.)
-    runs = [(start, last + 1) for last, (_, start) in run._tapes.items()]
-    runs += [(run._last[1], steps)] if steps else []
+    runs = [(tape.start, last + 1) for last, tape in run._tapes.items()]
+    runs += [(run._last.start, steps)] if steps else []
     tapes = {step for start, stop in runs for step in range(start, stop)}
     assert watch.held == {*(("state", p) for p in run.positions), *(("tape", k) for k in tapes)}
     assert run.backward([]) == list(reversed(range(steps)))

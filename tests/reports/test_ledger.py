@@ -16,7 +16,7 @@ from remat.reports.ledger import Ledger, RegionTotals
 
 TALES = st.lists(
     st.tuples(
-        st.sampled_from(["would_hold", "would_free", "holds", "frees"]),
+        st.sampled_from(["would_hold", "would_free", "holds", "frees", "allocated", "freed"]),
         st.integers(0, 3),
         st.integers(0, 100),
     )
@@ -30,9 +30,9 @@ def recount(tales, put, take):
         held: dict[int, list[int]] = {}
         for kind, key, nbytes in tales[:end]:
             sizes = held.setdefault(key, [])
-            if kind == put:
+            if kind in (put, "allocated"):
                 sizes.append(sizes[0] if sizes else nbytes)
-            elif kind == take and sizes:
+            elif kind in (take, "freed") and sizes:
                 sizes.pop()
         totals.append(sum(sizes[0] for sizes in held.values() if sizes))
     return totals
@@ -40,7 +40,7 @@ def recount(tales, put, take):
 
 def tell(ledger, tales) -> None:
     for kind, key, nbytes in tales:
-        if kind in ("would_hold", "holds"):
+        if kind in ("would_hold", "holds", "allocated"):
             getattr(ledger, kind)(key, nbytes)
         else:
             getattr(ledger, kind)(key)
@@ -79,6 +79,32 @@ def test_regions_are_added_up_by_name() -> None:
     ledger.recomputed(third, 5, 0.25)
     ledger.recomputed(first, 2, 0.5)
     assert ledger.regions == [RegionTotals("a", 2, 2, 7, 0.75), RegionTotals("b", 1)]
+
+
+def test_bytes_are_added_up_by_name() -> None:
+    ledger = Ledger()
+    first, second, third = (ledger.region_ran(name) for name in ("a", "b", "a"))
+    ledger.kept(third, plain=5)
+    ledger.kept(first, plain=20, held=3)
+    ledger.kept(second, held=7)
+    assert [(t.plain_bytes, t.held_bytes) for t in ledger.regions] == [(25, 3), (0, 7)]
+
+
+def test_of_many_traces_the_last_are_kept(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_MOST_TRACES", 3)
+    ledger, traces = Ledger(), [Trace((), (), (number,)) for number in range(5)]
+    for trace in traces:
+        region = ledger.region_ran("a")
+        ledger.traced(region, Trace((), ()))
+        ledger.traced(region, trace)  # once more, after backward
+    assert ledger.traces == traces[-3:]
+
+
+def test_totals_alone_need_no_curve_and_no_traces() -> None:
+    ledger = Ledger(only_totals=True)
+    ledger.traced(ledger.region_ran("a"), Trace((), ()))
+    ledger.would_hold("k", 5)
+    assert (ledger.plain_peak, ledger.curve, ledger.traces) == (5, [], [])
 
 
 def test_a_closed_ledger_keeps_its_numbers() -> None:

@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import threading
+from xml.etree import ElementTree
 
 import pytest
 
@@ -17,6 +18,8 @@ from remat.watching import watchers
 def tell(*, name="layer", plain=900, held=100, ops=3, seconds=0.5):
     for watcher in watchers():
         region = watcher.region_ran(name)
+        watcher.kept(region, plain=plain)
+        watcher.kept(region, held=held)
         watcher.would_hold("tape", plain)
         watcher.holds("input", held)
         watcher.recomputed(region, ops, seconds)
@@ -143,15 +146,99 @@ def test_the_report_has_a_row_for_each_name_and_the_peaks() -> None:
             tell(name="encoder[0]", ops=2, seconds=0.001, plain=10_000_000)
         tell(name="decoder", ops=7, seconds=2.0)
     lines = profiler.report().splitlines()
-    rows = {
-        cells[0].strip(): [cell.strip() for cell in cells[1:]]
-        for cells in (line.split("│")[1:-1] for line in lines)
-        if cells
-    }
-    assert rows["encoder[0]"] == ["1,234", "1,234", "2,468", "1.2340"]
-    assert rows["decoder"] == ["1", "1", "7", "2.0000"]
-    assert rows["all"] == ["1,235", "1,235", "2,475", "3.2340"]
+    rows = rows_of(profiler.report())
+    assert rows["encoder[0]"] == ["1,234", "10.0 MB", "100 B", "1,234", "2,468", "1.2340"]
+    assert rows["decoder"] == ["1", "900 B", "100 B", "1", "7", "2.0000"]
+    assert rows["all"] == ["1,235", "", "", "1,235", "2,475", "3.2340"]
     assert lines[-1] == "peak of a plain pass 10.0 MB, held 100 B: saved 10.0 MB (100%)"
+
+
+def rows_of(report: str) -> dict[str, list[str]]:
+    """Return the cells of each line that has some, by the name in its first column."""
+    lines = (line.split("│")[1:-1] for line in report.splitlines())
+    return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines if cells}
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (
+            {"plain": 900, "held": 890},
+            ["'layer' saves nothing: it holds 890 B", "pass 900 B"],
+        ),
+        ({"plain": 900, "held": 950}, ["'layer' raises what is held", "longer part", "by 50 B"]),
+        ({"plain": 900, "held": 100}, []),
+        ({"plain": 0, "held": 100}, ["'layer' raises what is held: it holds 100 B"]),
+    ],
+)
+def test_the_report_says_if_a_region_saves_nothing(told, words) -> None:
+    with remat.CheckpointProfiler() as profiler:
+        tell(**told)
+    notes = profiler.report().partition("saved ")[2].splitlines()[1:]
+    assert bool(notes) == bool(words)
+    assert [word for word in words if word not in " ".join(notes)] == []
+
+
+def test_the_report_says_if_a_region_around_everything_saves_nothing() -> None:
+    """What it drops comes back at once: the remedy is to checkpoint its parts."""
+    with remat.CheckpointProfiler() as profiler:
+        for _ in range(3):  # steps of a training
+            (watcher,) = watchers()
+            region = watcher.region_ran("model")
+            watcher.would_hold("activations", 900)
+            watcher.kept(region, plain=900)
+            watcher.holds("replayed", 900)
+            watcher.recomputed(region, 50, 0.1)
+            watcher.frees("replayed")
+            watcher.would_free("activations")
+    assert profiler.report().splitlines()[-1] == (
+        "Checkpointing did not lower the peak: 'model' recomputes 900 B at once. Checkpoint its "
+        "parts instead (each block of a model), so that one part at a time is recomputed."
+    )
+
+
+def test_the_report_says_if_the_peak_lies_elsewhere() -> None:
+    with remat.CheckpointProfiler() as profiler:
+        tell()
+        (watcher,) = watchers()
+        watcher.allocated("gradients", 10_000)
+    assert "it lies where regions do not help" in profiler.report()
+
+
+def test_before_backward_the_report_does_not_judge_the_peak() -> None:
+    with remat.CheckpointProfiler() as profiler:
+        (watcher,) = watchers()
+        watcher.kept(watcher.region_ran("model"), plain=900, held=10)
+        watcher.allocated("activations", 900)
+        assert profiler.report().splitlines()[-1].startswith("peak of a plain pass")
+
+
+def test_no_column_of_the_report_is_cut_off(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    name = "a.function.with.<locals>.a_very_long_name" * 5
+    with remat.CheckpointProfiler() as profiler:
+        tell(name=name)
+    assert rows_of(profiler.report())[name] == ["1", "900 B", "100 B", "1", "3", "0.5000"]
+
+
+def test_a_profiler_shows_itself() -> None:
+    profiler = remat.CheckpointProfiler()
+    with profiler:
+        tell(name="<lambda>")
+        assert "CheckpointProfiler: tracking, 1 region, 1 recomputation" in repr(profiler)
+    assert repr(profiler) == (
+        "<CheckpointProfiler: not tracking, 1 region, 1 recomputation, 800 B saved>"
+    )
+    page = profiler._repr_html_()
+    cells = [
+        [cell.text for cell in row] for row in ElementTree.fromstring(f"<p>{page}</p>").iter("tr")
+    ]
+    assert cells == [
+        ["region", "runs", "plain", "held", "recomputed", "ops", "seconds"],
+        ["<lambda>", "1", "900 B", "100 B", "1", "3", "0.5000"],
+    ]
+    assert "saved 800 B (89%)" in page
+    assert "No checkpointed region" in remat.CheckpointProfiler()._repr_html_()
 
 
 def test_the_report_says_if_nothing_ran() -> None:

@@ -22,7 +22,7 @@ def rows(table):
 
 def test_the_best_schedule_is_marked_and_comes_first():
     plan = plan_loop(1000, slots=31)
-    found = rows(plan_table(plan, unit="states"))
+    found = rows(plan_table(plan))
     assert list(found) == ["* revolve", "uniform"]
     assert found["* revolve"] == ["3,405", "3.40", "3,405", "32 states"]
 
@@ -39,11 +39,11 @@ def test_every_schedule_has_a_row_with_its_numbers():
 @pytest.mark.parametrize(("disk", "shown"), [(None, False), (Disk(20), True)])
 def test_the_disk_has_a_column_if_it_is_used(disk, shown):
     plan = plan_loop(300, slots=5, disk=disk)
-    assert ("on disk" in text(plan_table(plan, unit="states"))) == shown
+    assert ("on disk" in text(plan_table(plan))) == shown
 
 
 def test_no_steps_divide_nothing_by_zero():
-    assert "0.00" in text(plan_table(plan_loop(0, slots=0), unit="states"))
+    assert "0.00" in text(plan_table(plan_loop(0, slots=0)))
 
 
 @pytest.mark.parametrize(("difference", "words"), [(0.0, "0"), (1.23e-14, "1.2e-14")])

@@ -49,6 +49,11 @@ def test_enough_checkpoints_hold_every_state(number: int, schedule: str) -> None
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_initial_state_is_the_callers_and_has_no_position(schedule: str) -> None:
+    assert compute_checkpoint_positions(5, 10, schedule) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("steps", "number"), [(0, 0), (0, 5), (1, 0), (1, 5), (2, 0), (1000, 0)])
 def test_no_positions_where_there_are_none(steps: int, number: int, schedule: str) -> None:
     assert compute_checkpoint_positions(steps, number, schedule) == []
@@ -94,7 +99,7 @@ def test_savings_of_the_documented_lengths(steps: int, checkpoints: int, percent
     assert round(savings["savings_percent"], 1) == percent
     assert savings["without_checkpointing"] == steps
     assert savings["with_checkpointing"] == checkpoints
-    assert savings["savings_ratio"] == steps / checkpoints
+    assert round(savings["savings_ratio"], 3) == round(percent / 100, 3)
 
 
 def test_segment_length_of_the_documented_length() -> None:
@@ -120,7 +125,7 @@ def test_more_checkpoints_than_states_are_not_counted() -> None:
 def test_savings_without_checkpoints() -> None:
     savings = get_memory_savings(8, 0)
     assert savings["savings_percent"] == 100
-    assert savings["savings_ratio"] == float("inf")
+    assert savings["savings_ratio"] == 1
     assert savings["segment_length"] == 8
     assert savings["recomputation_factor"] == 36 / 8 - 1
 
@@ -130,11 +135,32 @@ def test_a_loop_of_no_steps_saves_nothing() -> None:
         "without_checkpointing": 0,
         "with_checkpointing": 0,
         "savings_percent": 0.0,
-        "savings_ratio": 1.0,
+        "savings_ratio": 0.0,
         "num_checkpoints": 0,
         "segment_length": 0.0,
         "recomputation_factor": 0.0,
     }
+
+
+@pytest.mark.parametrize("number", [None, 0, 1, 7])
+def test_a_loop_of_one_step_saves_nothing(number: int | None) -> None:
+    assert get_memory_savings(1, number) == {
+        "without_checkpointing": 1,
+        "with_checkpointing": 1,
+        "savings_percent": 0.0,
+        "savings_ratio": 0.0,
+        "num_checkpoints": 0,
+        "segment_length": 1.0,
+        "recomputation_factor": 0.0,
+    }
+
+
+@given(strategies.steps, strategies.slots)
+def test_the_ratio_is_the_share_saved(steps: int, slots: int) -> None:
+    savings = get_memory_savings(steps, slots)
+    held = savings["without_checkpointing"] * (1 - savings["savings_ratio"])
+    assert held == pytest.approx(savings["with_checkpointing"])
+    assert savings["savings_percent"] == pytest.approx(100 * savings["savings_ratio"])
 
 
 def test_the_second_name_gives_the_same() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from remat.schedules import (
@@ -25,6 +27,7 @@ UNLIKE = [Sizes(1, 1, 0), Sizes(1, 2, 1), Sizes(1, 4, 1), Sizes(2, 5, 2), Sizes(
 
 
 @given(steps, st.integers(1, 40), st.integers(1, 12), st.integers(1, 5), unlike_sizes())
+@example(3, 2, 3, 1, Sizes(2, 3, 2))  # a block longer than a part
 @thorough
 def test_it_costs_what_it_says(steps, part, block, slots, sizes) -> None:
     schedule = Staged(steps, part, block, slots, 2.0, 3.0)
@@ -51,6 +54,22 @@ def test_with_parts_of_one_block_no_step_runs_more_than_twice(steps: int, block:
     # All but the last block are run once to get on, and every one is run once with its tapes.
     assert schedule.evaluations == 2 * steps - min(steps, block)
     assert simulate(schedule, steps).writes[Tier.MEMORY] == 0
+
+
+@pytest.mark.parametrize("block", range(1, 8))
+@pytest.mark.parametrize("part", range(1, 8))
+def test_it_stays_inside_its_peak(part: int, block: int) -> None:
+    for length, slots, sizes in itertools.product(range(12), (1, 2), UNLIKE):
+        schedule = Staged(length, part, block, slots)
+        assert simulate(schedule, length, sizes=sizes).peak_memory <= schedule.peak(sizes)
+
+
+@pytest.mark.parametrize(("part", "block"), [(2, 3), (2, 9), (4, 5), (5, 5)])
+def test_a_part_within_one_block_holds_the_tapes_of_the_part(part: int, block: int) -> None:
+    # Its first tape brings its own input; the last tape lives just in passing.
+    sizes = Sizes(2, 3, 2)
+    schedule = Staged(20, part, block, slots=1)
+    assert schedule.peak(sizes) == simulate(schedule, 20, sizes=sizes).peak_memory == part - 1 + 2
 
 
 # ---- the best parts and blocks

@@ -62,6 +62,7 @@ ENDS = {
 }
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("how", ENDS)
 def test_a_process_leaves_nothing_behind_when_it(how: str, tmp_path: Path) -> None:
     code, status = ENDS[how]

@@ -153,6 +153,11 @@ class _PassShelf:
     def get(self, key: int) -> list[Any]:
         return self._own[key].leaves()
 
+    def as_stored(self, leaves: list[Any]) -> list[Any]:
+        """Return leaves as they would come back, without storing them."""
+        value = trees.unflatten(self._store.structure, leaves)
+        return Activation(0, value, self._arrays, self._store.store).leaves()
+
     def drop(self, key: int) -> None:
         del self._own[key]
 

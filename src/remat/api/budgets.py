@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ..engines.compiling import is_compiling
 from ..engines.locate import engine_with_scopes
-from ..errors import UnsupportedError
+from ..errors import RematError, UnsupportedError
 from ..plans import plan_trace
+from ..reports.budget import BudgetReport
 from ..sizes import format_bytes, parse_budget
 from .scopes import CheckpointNode, CheckpointScope
 
@@ -143,6 +145,30 @@ class CheckpointManager:
     @property
     def _share(self) -> float:
         return self.memory_threshold if self.max_memory_mb is not None else 1.0
+
+    # -- what it did -------------------------------------------------------------------------------
+
+    def report(self) -> str:
+        """Return what was planned and measured for the last pass, as text."""
+        record = self._record()
+        if record is None:
+            return "No pass has ended inside of this manager: call backward() inside of it.\n"
+        return BudgetReport(record).text() + "\n"
+
+    def plot(self, path: str | Path) -> Path:
+        """Draw memory over the last pass, plain, planned and measured; return the file.
+
+        The ending of `path` says the format: .png, .svg or .pdf. Needs matplotlib.
+        """
+        record = self._record()
+        if record is None:
+            raise RematError(
+                "no pass has ended inside of this manager; call backward() in it first"
+            )
+        return BudgetReport(record).plot(path)
+
+    def _record(self) -> Any:
+        return None if self._budget is None else self._budget.last
 
     # -- scopes and nodes --------------------------------------------------------------------------
 

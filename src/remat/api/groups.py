@@ -45,7 +45,7 @@ class CheckpointGroup:
         self.preserve_rng_state = preserve_rng_state
         self.policy = policy
         self.calls = 0
-        self._ledger = Ledger()
+        self._ledger = Ledger(only_totals=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {"preserve_rng_state": self.preserve_rng_state, "policy": self.policy}

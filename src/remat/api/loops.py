@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import trees
+from ..engines.compiling import uncompiled
 from ..engines.locate import engine_for
 from ..loops import Budget, LoopOptions, ScheduleName
 from ..loops.options import check_budget
@@ -15,6 +16,7 @@ from ..stores import Store, find_store
 __all__ = ["checkpointed_loop", "checkpointed_scan", "checkpointed_while"]
 
 
+@uncompiled
 def checkpointed_loop(
     func: Callable[[Any], Any],
     initial_state: Any,
@@ -69,6 +71,7 @@ def checkpointed_loop(
     return final, checkpoints
 
 
+@uncompiled
 def checkpointed_scan(
     func: Callable[[Any, Any], tuple[Any, Any]],
     initial_state: Any,
@@ -103,6 +106,7 @@ def checkpointed_scan(
     return final, ys
 
 
+@uncompiled
 def checkpointed_while(
     cond: Callable[[Any], Any],
     func: Callable[[Any], Any],

@@ -12,8 +12,9 @@ from typing import Any, Self
 from .. import trees
 from ..engines.compiling import is_compiling
 from ..engines.locate import engine_with_scopes
-from ..errors import UnsupportedError
+from ..errors import RematError, UnsupportedError
 from ..policies import save_everything
+from .segments import check_option
 
 __all__ = ["CheckpointNode", "CheckpointScope", "is_checkpoint", "mark_checkpoint", "name"]
 
@@ -106,6 +107,8 @@ class CheckpointScope:
         _refuse_compiler()
         if not isinstance(name, str):
             raise TypeError(f"name is text, got {type(name).__name__}")
+        check_option("enabled", enabled)
+        check_option("use_recomputation", use_recomputation)
         self.name = name
         self.is_enabled = enabled
         self.use_recomputation = use_recomputation
@@ -138,7 +141,13 @@ class CheckpointScope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        entered = self._entered.stack.pop()
+        stack = self._entered.__dict__.get("stack")
+        if not stack:
+            raise RematError(
+                f"the scope {self.name!r} was left more often than it was entered in this thread; "
+                "write `with scope:`, which leaves it once"
+            )
+        entered = stack.pop()
         if entered is not None:
             engine, region = entered
             engine.close_scope(region, quiet=error is not None)

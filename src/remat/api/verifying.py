@@ -8,6 +8,7 @@ from typing import Any
 from ..engines.locate import engine_of_call
 from ..segments import SegmentOptions
 from ..verification import Verification
+from .segments import check_option
 from .wrapped import plain_function
 
 __all__ = ["verify"]
@@ -34,5 +35,6 @@ def verify(
     fn = plain_function(fn)
     if not callable(fn):
         raise TypeError(f"fn is a function, got {type(fn).__name__}")
+    check_option("preserve_rng_state", preserve_rng_state)
     options = SegmentOptions(preserve_rng_state)
     return engine_of_call(fn, inputs, kwargs).verify(fn, inputs, kwargs, options)

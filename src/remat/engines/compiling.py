@@ -9,18 +9,40 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from ..plans.policy import Candidate, Decision, SaveNothing, as_policy
 from ..segments import ContextPolicy, SegmentOptions
 
-__all__ = ["compiled_segment", "is_compiling", "is_selective_policy"]
+__all__ = ["compiled_segment", "is_compiling", "is_selective_policy", "uncompiled"]
 
 
 def is_compiling() -> bool:
     """Say whether torch.compile (or torch.export) is tracing the code that calls this."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.compiler.is_compiling()
+
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def uncompiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Have the compiler break its graph at a function that it cannot trace, and go on after it.
+
+    With `fullgraph=True` the compiler raises instead.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        if not is_compiling():
+            return function(*args, **kwargs)
+        import torch  # noqa: PLC0415  (it is there)
+
+        result: Result = torch.compiler.disable(function)(*args, **kwargs)
+        return result
+
+    return call
 
 
 def compiled_segment(

@@ -15,6 +15,7 @@ from ..errors import UnsupportedError
 from ..segments import SegmentOptions
 from ..stores import Arrays
 from ..verification import Verification
+from ..watching import Watcher
 
 __all__ = [
     "Engine",
@@ -23,6 +24,7 @@ __all__ = [
     "engine_of_call",
     "engine_with_scopes",
     "is_torch_module",
+    "track_allocations",
 ]
 
 
@@ -144,6 +146,14 @@ def engine_with_scopes() -> ScopeEngine:
             "wrap the computation in a function and use remat.checkpoint(fn, *inputs)"
         )
     return cast(ScopeEngine, _load("torch"))
+
+
+def track_allocations(observer: Watcher) -> Callable[[], None]:
+    """Tell an observer what this thread allocates, where an engine can; return what ends that."""
+    if _array_type("torch") is None:
+        return lambda: None
+    stop: Callable[[], None] = cast(Any, _load("torch")).track_allocations(observer)
+    return stop
 
 
 def is_torch_module(value: Any) -> bool:

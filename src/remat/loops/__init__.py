@@ -4,7 +4,7 @@ from .accounts import Account, LoopTales, is_inside_a_region
 from .checkpoints import checkpoints_of
 from .lengths import KnownLength, Length, Progress, UnknownLength
 from .options import Budget, LoopOptions, Measured, ScheduleName
-from .outputs import StepOutputs
+from .outputs import StepOutputs, state_and_output
 from .runner import LoopRun, Verbs, Watcher
 
 __all__ = [
@@ -24,4 +24,5 @@ __all__ = [
     "Watcher",
     "checkpoints_of",
     "is_inside_a_region",
+    "state_and_output",
 ]

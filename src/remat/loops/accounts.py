@@ -54,6 +54,8 @@ class Account:
         self._told_plain: list[Hashable] = []
         self._told_held: dict[Hashable, tuple[Watcher, ...]] = {}
         self._kept: dict[Hashable, int] = {}  # on the tape of the region around
+        self._forward: dict[Hashable, int] = {}  # held since the forward pass
+        self._forward_bytes = self._forward_peak = 0
 
     def begin(self, name: str) -> None:
         self._numbers = [watcher.region_ran(name) for watcher in self.watchers]
@@ -80,6 +82,8 @@ class Account:
         if self._outer is not None:
             self._outer._inner_excess += nbytes
         things: dict[Hashable, int] = {object(): nbytes, **arrays}
+        for watcher, number in zip(self.watchers, self._numbers, strict=True):
+            watcher.kept(number, plain=sum(things.values()))
         for key, size in things.items():
             self._told_plain.append(key)
             for watcher in self._strangers:
@@ -88,11 +92,11 @@ class Account:
     def keeps_arrays(self, arrays: Mapping[Hashable, int]) -> None:
         """Tell which arrays are held from the way ahead on; a plain pass would hold them, too."""
         for key, size in arrays.items():
-            self._hold(key, size, self._strangers)
+            self._hold(key, size, self._strangers, forward=True)
 
     def keeps(self, key: Hashable, size: int) -> None:
         """Tell what else is held from the way ahead on."""
-        if self._hold(key, size, self._strangers) and self._outer is not None:
+        if self._hold(key, size, self._strangers, forward=True) and self._outer is not None:
             self._outer._inner_excess -= size
             self._kept[key] = size
 
@@ -103,6 +107,7 @@ class Account:
     def frees(self, key: Hashable) -> None:
         if self._outer is not None:
             self._outer._inner_excess += self._kept.pop(key, 0)
+        self._forward_bytes -= self._forward.pop(key, 0)
         for watcher in self._told_held.pop(key, ()):
             watcher.frees(key)
 
@@ -115,13 +120,27 @@ class Account:
             for watcher, number in zip(self.watchers, self._numbers, strict=True):
                 watcher.rounded(number, error)
 
-    def _hold(self, key: Hashable, size: int, told: tuple[Watcher, ...]) -> bool:
+    def _hold(
+        self, key: Hashable, size: int, told: tuple[Watcher, ...], *, forward: bool = False
+    ) -> bool:
         if key in self._told_held:
             return False
         self._told_held[key] = told
+        if forward:
+            self._note_forward(key, size)
         for watcher in told:
             watcher.holds(key, size)
         return True
+
+    def _note_forward(self, key: Hashable, size: int) -> None:
+        """Tell how much the region holds for backward: at most, for loops free states as well."""
+        self._forward[key] = size
+        self._forward_bytes += size
+        more = self._forward_bytes - self._forward_peak
+        if more > 0:
+            self._forward_peak = self._forward_bytes
+            for watcher, number in zip(self.watchers, self._numbers, strict=True):
+                watcher.kept(number, held=more)
 
     def __del__(self) -> None:
         for key in list(self._told_held):

@@ -24,7 +24,7 @@ Held = TypeVar("Held")
 Recorded = TypeVar("Recorded")
 Run = LoopRun[Any, Any, Any, Any]
 
-_TRIALS = 3
+_TRIALS = 3  # steps that are timed
 
 
 class LoopSteps(Verbs[Any, Held, Recorded, Any], Protocol[Held, Recorded]):
@@ -53,8 +53,9 @@ class LoopSteps(Verbs[Any, Held, Recorded, Any], Protocol[Held, Recorded]):
         """Whether random numbers were drawn on the way ahead."""
         ...
 
-    def expect_rounding(self) -> None:
-        """Take note that states do not come back as they were held: do not compare."""
+    @property
+    def seconds(self) -> float:
+        """The time that steps have taken so far, without going back through them."""
         ...
 
     def state_bytes(self, held: Held) -> int: ...
@@ -99,6 +100,7 @@ class KnownLength:
         self._options = options
         self._progress = progress
         self._schedule: Schedule | None = None
+        self._early: dict[int, Any] = {}  # states that were reached before the schedule was chosen
 
     def ahead(
         self,
@@ -122,7 +124,16 @@ class KnownLength:
             run = LoopRun(steps, initial, options.steps, first=first, watcher=watcher)
             return run, run.forward(options.sweep(steps.state_bytes(initial)))
         shelves = _shelves(options.store, steps, two_tiers=options.has_two_tiers)
-        run = LoopRun(steps, initial, options.steps, first=first, watcher=watcher, shelves=shelves)
+        run = LoopRun(
+            steps,
+            initial,
+            options.steps,
+            first=first,
+            early=self._early,
+            watcher=watcher,
+            shelves=shelves,
+        )
+        self._early = {}
         return run, _closing(run, lambda: run.forward(self._schedule))  # type: ignore[arg-type]
 
     def back(self, run: Run, final: Any, seeds: Any) -> Any:
@@ -146,7 +157,7 @@ class KnownLength:
             if options.needs_measuring:
                 measured = measured.stored(_stored_bytes(options.store, steps, initial))
             if options.has_two_tiers:
-                disk = self._weigh_disk(steps, initial, first, measured.state_bytes)
+                disk = self._weigh_disk(steps, first, measured)
         elif options.steps:
             first = steps.record(initial, 0, 1)
         steps.settle()
@@ -155,22 +166,35 @@ class KnownLength:
             self._progress.expect(self._schedule.evaluations - options.steps)
         return first
 
-    def _weigh_disk(
-        self, steps: LoopSteps[Any, Any], initial: Any, first: Any, state_bytes: int
-    ) -> Disk:
-        """Measure what the disk costs, in steps; the first of all, which is slow, is no measure."""
-        store = self._options.store
+    def _weigh_disk(self, steps: LoopSteps[Any, Any], first: Any, measured: Measured) -> Disk:
+        """Measure what the disk costs, in steps.
+
+        No step is run for that alone: the steps after the first are run as they come, and the
+        states between them are handed to the run. Only if so few steps follow that they may all be
+        taped, which would be a second run, the time of the recorded one has to do.
+        """
+        store, count = self._options.store, self._options.steps
         assert isinstance(store, DiskStore)
-        after, seconds = steps.after(first), float("inf")
-        for _ in range(_TRIALS):
-            state = steps.resume(initial)
-            started = time.perf_counter()
-            steps.advance(state, 0, 1)
-            seconds = min(seconds, time.perf_counter() - started)
-        steps.resume(after)  # whatever the trials drew or wrote, the loop goes on from here
+        after, seconds = steps.after(first), steps.seconds
+        tape = max(1, measured.tape_bytes - (measured.input_bytes or measured.state_bytes))
+        taped = self._options.room(measured) // tape + 1
+        if count - taped > _TRIALS:
+            self._early, seconds = _run_early(steps, after)
         write, read = store.measure(steps.arrays, steps.apart(after)[0])
-        slots = min(self._options.steps, store.free_bytes() // (state_bytes + 1))
+        slots = min(count, store.free_bytes() // (measured.state_bytes + 1))
         return Disk(slots, _about(write / seconds), _about(read / seconds))
+
+
+def _run_early(steps: LoopSteps[Any, Any], after_first: Any) -> tuple[dict[int, Any], float]:
+    """Run the first steps after step 0; return the states that they lead to, and the least time."""
+    held, seconds = {1: after_first}, float("inf")
+    for step in range(1, 1 + _TRIALS):
+        state = steps.resume(held[step])
+        started = time.perf_counter()
+        state = steps.advance(state, step, step + 1)
+        seconds = min(seconds, time.perf_counter() - started)
+        held[step + 1] = steps.rest(state)
+    return held, seconds
 
 
 class UnknownLength:
@@ -193,6 +217,7 @@ class UnknownLength:
         self._slots = num_checkpoints
         self._budget = memory_budget
         self._store = store
+        self._steps: int | None = None  # after the first pass
 
     def ahead(
         self,
@@ -203,23 +228,47 @@ class UnknownLength:
         weighed: Callable[[Measured], None] | None,
         watcher: Watcher | None,
     ) -> tuple[Run, Any]:
-        first = None
-        if self._slots is None or weighed:
-            first = self._measure_first(steps, initial, traced=traced, weighed=weighed)
-        slots = self._slots
-        assert slots is not None
+        first, begins = None, None
+        if traced and (self._slots is None or weighed):
+            begins = self._begins(steps, initial)
+            initial = steps.now(initial)
+            first = self._measure_first(steps, initial, weighed) if begins else None
+        if self._slots is None:
+            self._slots = self._slots_without_tapes(steps, initial)
         shelves = _shelves(self._store, steps, two_tiers=False) if traced else None
-        run: Run = LoopRun(steps, initial, 0, first=first, watcher=watcher, shelves=shelves)
+        run: Run = LoopRun(
+            steps,
+            initial,
+            0,
+            first=first,
+            watcher=watcher,
+            shelves=shelves,
+        )
 
         def goes_on(state: Any) -> bool:
-            answer = bool(self._goes_on(state))
+            answer = self._ask(steps, state, run.steps)
             if run.evaluations == 0:  # a re-run starts after the condition has drawn its numbers
                 run.initial = steps.now(initial)
             return answer
 
-        placement = Online(slots).forward()
-        final, _ = _closing(run, lambda: run.forward_while(placement, goes_on))
+        placement = Online(self._slots).forward()
+        final, self._steps = _closing(run, lambda: run.forward_while(placement, goes_on, begins))
         return run, final
+
+    def _begins(self, steps: LoopSteps[Any, Any], initial: Any) -> bool:
+        """Ask about the initial state, before step 0 is measured: it is asked once."""
+        return self._ask(steps, steps.resume(initial), 0)
+
+    def _ask(self, steps: LoopSteps[Any, Any], state: Any, done: int) -> bool:
+        """Ask whether the loop goes on; in a second pass the length is known.
+
+        Then the condition is only called if it may draw random numbers.
+        """
+        if self._steps is None:
+            return bool(self._goes_on(state))
+        if steps.is_random:
+            self._goes_on(state)
+        return done < self._steps
 
     def back(self, run: Run, final: Any, seeds: Any) -> Any:
         assert self._slots is not None
@@ -235,32 +284,27 @@ class UnknownLength:
         self,
         steps: LoopSteps[Any, Any],
         initial: Any,
-        *,
-        traced: bool,
         weighed: Callable[[Measured], None] | None,
     ) -> Any:
-        state_bytes = _stored_bytes(self._store, steps, initial)
-        if not traced or not self._goes_on(steps.resume(initial)):
-            if self._slots is None:
-                assert self._budget is not None
-                self._slots = parse_budget(self._budget, whole=0) // state_bytes
-            return None
+        """Record step 0; if there is a budget, find out how many states fit into it."""
         first, measured = steps.measure(initial, exactly=self._slots is None)
         if weighed:
             weighed(measured)
         if self._slots is None:
             budget = parse_memory(self._budget, 1, measured)
+            state_bytes = _stored_bytes(self._store, steps, initial)
             self._slots = (budget - measured.working_bytes) // state_bytes
         return first
+
+    def _slots_without_tapes(self, steps: LoopSteps[Any, Any], initial: Any) -> int:
+        assert self._budget is not None
+        return parse_budget(self._budget, whole=0) // _stored_bytes(self._store, steps, initial)
 
 
 def _shelves(store: Store, steps: LoopSteps[Any, Any], *, two_tiers: bool) -> Mapping[Tier, Shelf]:
     if isinstance(store, MemoryStore):
         return {}  # states rest as they are
-    shelf = store.open(steps.arrays)
-    if not shelf.exact:
-        steps.expect_rounding()
-    return {Tier.DISK if two_tiers else Tier.MEMORY: shelf}
+    return {Tier.DISK if two_tiers else Tier.MEMORY: store.open(steps.arrays)}
 
 
 def _stored_bytes(store: Store, steps: LoopSteps[Any, Any], held: Any) -> int:

@@ -102,6 +102,12 @@ class LoopOptions:
             return default_checkpoints(self.steps)
         return self.num_checkpoints
 
+    def room(self, measured: Measured) -> int:
+        """Return the bytes that checkpoints and tapes may take in memory."""
+        if self.memory_budget is not None:
+            return parse_memory(self.memory_budget, self.steps, measured)
+        return self.slots * measured.state_bytes
+
     def choose(self, measured: Measured | None, disk: Disk | None = None) -> Schedule:
         """Return the schedule to differentiate by."""
         if isinstance(self.schedule, Schedule):

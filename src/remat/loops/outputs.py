@@ -9,7 +9,22 @@ from typing import Any
 from .. import trees
 from ..errors import RecomputeMismatchError
 
-__all__ = ["StepOutputs"]
+__all__ = ["StepOutputs", "state_and_output"]
+
+
+def state_and_output(result: Any) -> tuple[Any, Any]:
+    """Return what a step of a scan returned as (state, output).
+
+    Unpacking alone would take an array of length two for a pair.
+    """
+    if isinstance(result, tuple | list) and len(result) == 2:
+        return result[0], result[1]
+    kind = type(result).__name__
+    if isinstance(result, tuple | list | dict):
+        kind = f"{kind} of length {len(result)}"
+    elif (shape := getattr(result, "shape", None)) is not None:
+        kind = f"{kind} of shape {tuple(shape)}"
+    raise TypeError(f"a step of checkpointed_scan returned a {kind}; return (state, output)")
 
 
 class StepOutputs(ABC):

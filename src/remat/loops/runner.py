@@ -6,18 +6,22 @@ one check: whenever it goes back through step k
 it has the state that step k's recording ended in and the state that step k + 1's recording started
 from. They must be the same, bit for bit, so a step that leads to another state is caught. A step
 that differs while its states agree is not: states are all it compares. (Where they are all zeros,
-and so prove nothing, the engine looks for closed-over numbers that change.) Where a store rounds
-what it holds there is nothing to compare.
+and so prove nothing, the engine looks for closed-over numbers that change.)
+
+A store may round what it holds. Then states can only be compared if they were computed from the
+same rounded checkpoint, or both from the initial state, which is never rounded. So every state has
+an `Origin`. The first steps of a loop always run again from the initial state: what they lead to
+is rounded like the checkpoint that was made there, and the two must be the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, Protocol, TypeVar, assert_never
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, assert_never
 
 from ..errors import RecomputeMismatchError
 from ..schedules import Action, Advance, Backward, Drop, Restore, Save, Tape, Tier
-from ..stores import Shelf
+from ..stores import RoundingShelf, Shelf
 
 __all__ = ["LoopRun", "Verbs", "Watcher"]
 
@@ -25,6 +29,10 @@ State = TypeVar("State")  # what steps work on; an advance may change it in plac
 Held = TypeVar("Held")  # a state at rest: nobody changes it
 Recorded = TypeVar("Recorded")  # one step with its tape
 Gradient = TypeVar("Gradient")
+
+# Where a state was computed from: the initial state (None), or a rounded checkpoint: its step and
+# the origin of what was rounded. Two states at one step of the same origin are the same.
+Origin = tuple[int, Any] | None
 
 
 class Verbs(Protocol[State, Held, Recorded, Gradient]):
@@ -79,6 +87,13 @@ class Verbs(Protocol[State, Held, Recorded, Gradient]):
         """Put a state together that `apart` has taken apart."""
         ...
 
+    def compare_outputs(self, wanted: bool) -> None:
+        """Say whether outputs of steps that are run again are those of the first run.
+
+        They are not if a step starts from a rounded state. Asked only if a store rounds.
+        """
+        ...
+
 
 class Watcher(Protocol):
     """Is told how many steps were run for the first time, run again, and gone back through.
@@ -109,9 +124,13 @@ class _Rack(Generic[Held]):
         self._verbs = verbs
         self._shelf = shelf
         self._states: dict[int, Any] = {}  # or what goes with them, if there is a shelf
+        self._origins: dict[int, Origin] = {}  # of what was put there, if the shelf rounds
+        self._rounds = shelf is not None and not shelf.exact
 
-    def put(self, step: int, held: Held) -> int | None:
+    def put(self, step: int, held: Held, origin: Origin) -> int | None:
         """Put a state to rest; return the memory that it takes there, if that is a shelf."""
+        if self._rounds:
+            self._origins[step] = origin
         if self._shelf is None:
             self._states[step] = held
             return None
@@ -126,8 +145,20 @@ class _Rack(Generic[Held]):
             return held
         return self._verbs.together(self._shelf.get(step), self._states[step])
 
+    def origin(self, step: int) -> Origin:
+        """Return the origin of what `get` returns."""
+        return (step, self._origins[step]) if self._rounds else None
+
+    def rounded(self, held: Held) -> Held | None:
+        """Return a state as it would come back from here; None if the shelf cannot tell."""
+        if not isinstance(self._shelf, RoundingShelf):
+            return None
+        leaves, rest = self._verbs.apart(held)
+        return self._verbs.together(self._shelf.as_stored(leaves), rest)
+
     def drop(self, step: int) -> None:
         del self._states[step]
+        self._origins.pop(step, None)
         if self._shelf is not None:
             self._shelf.drop(step)
 
@@ -145,6 +176,7 @@ class _Rack(Generic[Held]):
 
     def clear(self) -> None:
         self._states.clear()
+        self._origins.clear()
         if self._shelf is not None:
             self._shelf.close()
 
@@ -173,6 +205,12 @@ class _Ahead(Iterator[Action]):
         return step
 
 
+class _Recording(NamedTuple, Generic[Recorded]):
+    tape: Recorded
+    start: int  # its first step
+    origin: Origin  # of the state that it starts from, and so of the one that it ends in
+
+
 class LoopRun(Generic[State, Held, Recorded, Gradient]):
     """One pass over a loop: `forward()` to the final state, then `backward(gradient)`."""
 
@@ -183,6 +221,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         steps: int,
         *,
         first: Recorded | None = None,
+        early: Mapping[int, Held] | None = None,
         watcher: Watcher | None = None,
         shelves: Mapping[Tier, Shelf] | None = None,
     ) -> None:
@@ -191,21 +230,24 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         self.evaluations = 0
         self.initial = initial
         self._first = first  # step 0, if it was recorded already to measure it
+        self._early = dict(early or {})  # states before steps that were reached already
         self._watcher = watcher
         self._reached = 0  # how far the loop has been run for the first time
         self._shelves = shelves or {}
-        self._is_exact = all(shelf.exact for shelf in self._shelves.values())
         self._racks: dict[Tier, _Rack[Held]] = {
             tier: _Rack(verbs, self._shelves.get(tier)) for tier in (Tier.MEMORY, Tier.DISK)
         }
-        self._tapes: dict[int, tuple[Recorded, int]] = {}  # by their last step, with the first one
+        rounding = [tier for tier, shelf in self._shelves.items() if not shelf.exact]
+        self._rounding = self._racks[rounding[0]] if rounding else None
+        self._tapes: dict[int, _Recording[Recorded]] = {}  # by their last step
         # The working state: live, or still at rest, which is all that recording needs of it.
         self._at: int | None = None
         self._live: State | None = None
         self._resting: Held | None = None
         self._resumed_from = 0
+        self._origin: Origin = None  # of the working state
         self._actions = _Ahead(())
-        self._last: tuple[Recorded, int] | None = None
+        self._last: _Recording[Recorded] | None = None
         self.goes_back = False  # whether the way ahead was one that a way back can follow
 
     @property
@@ -233,6 +275,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
             rack.clear()
         self._tapes.clear()
         self._first = self._last = None
+        self._early.clear()
         self._forget_working_state()
 
     # -- ahead ---------------------------------------------------------------------------------
@@ -246,17 +289,23 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
             if isinstance(action, Backward):
                 self._last = self._recorded(action.step)
                 self.goes_back = True
-                return self.verbs.after(self._last[0])
+                return self.verbs.after(self._last.tape)
             self._act(action)
         return self._put_to_rest()  # nobody goes back: the loop ends where the actions end
 
     def forward_while(
-        self, placement: Iterable[Action], goes_on: Callable[[State], bool]
+        self,
+        placement: Iterable[Action],
+        goes_on: Callable[[State], bool],
+        begins: bool | None = None,
     ) -> tuple[Held, int]:
-        """Run until `goes_on` says no; return the final state and the number of steps."""
+        """Run until `goes_on` says no; return the final state and the number of steps.
+
+        `begins` is its answer for the initial state, if it was asked already.
+        """
         self._load(0, Tier.CALLER)
         self.steps, self.goes_back = 0, True
-        if not goes_on(self._wake_up()):
+        if not (goes_on(self._wake_up()) if begins is None else begins):
             return self._put_to_rest(), 0
         for action in placement:
             if not isinstance(action, Advance):
@@ -285,24 +334,23 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         if schedule is not None:
             self._actions = _Ahead(schedule)
         following = final  # the state that the step after this one started from
+        origin: Origin = None  # of that state: the final one was never stored
         done = self.steps  # the step up to which the way back has come
         if self._last is not None:
-            (recorded, start), self._last = self._last, None
-            following = self.verbs.before(recorded)
-            gradient = self._step_back(recorded, gradient, start, done)
-            del recorded
-            done = start
+            last, self._last = self._last, None
+            following, origin = self.verbs.before(last.tape), last.origin
+            gradient, done = self._step_back(last.tape, gradient, last.start, done), last.start
+            del last
         for action in self._actions:
             if not isinstance(action, Backward):
                 self._act(action)
             elif action.step < done:  # or it was recorded together with the steps after it
-                recorded, start = self._recorded(action.step)
-                if following is not None and self._is_exact:
-                    self._compare(self.verbs.after(recorded), following, action.step + 1)
-                following = self.verbs.before(recorded)
-                gradient = self._step_back(recorded, gradient, start, done)
-                del recorded
-                done = start
+                tape, start, began = self._recorded(action.step)
+                if following is not None:
+                    self._compare(self.verbs.after(tape), began, following, origin, done)
+                following, origin = self.verbs.before(tape), began
+                gradient, done = self._step_back(tape, gradient, start, done), start
+                del tape
         return gradient
 
     def _step_back(self, recorded: Recorded, gradient: Gradient, start: int, stop: int) -> Gradient:
@@ -314,7 +362,17 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
             self._watcher.backward(stop - start)
         return gradient
 
-    def _compare(self, rerun: Held, known: Held, position: int) -> None:
+    def _compare(
+        self, rerun: Held, origin: Origin, known: Held, known_origin: Origin, position: int
+    ) -> None:
+        """Compare two states before a step, as far as they are of the same origin."""
+        if origin != known_origin:
+            if self._rounding is None or known_origin != (position, origin):
+                return
+            rounded = self._rounding.rounded(rerun)
+            if rounded is None:
+                return
+            rerun = rounded
         difference = self.verbs.difference(rerun, known)
         if difference is not None:
             raise RecomputeMismatchError(
@@ -337,7 +395,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
                 at_rest = self._resting is not None
                 state = self._resting if at_rest else self.verbs.hold(self._wake_up())
                 assert state is not None
-                nbytes = self._racks[tier].put(step, state)
+                nbytes = self._racks[tier].put(step, state, self._origin)
                 if self._watcher:
                     self._watcher.holds_state(step, state, nbytes)
             case Restore(step, tier):
@@ -350,9 +408,8 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
                 stop = step + 1
                 if self.verbs.records_runs and (step or self._first is None):
                     stop = self._actions.take_run(stop)
-                recorded, start = self._recorded(step, stop)
-                self._tapes[stop - 1] = recorded, start
-                self._set_resting(stop, self.verbs.after(recorded))
+                recorded = self._tapes[stop - 1] = self._recorded(step, stop)
+                self._set_resting(stop, self.verbs.after(recorded.tape))
             case Backward():
                 raise AssertionError("`backward` handles these")
             case _:
@@ -365,6 +422,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
             self._count(0, 1)
             start = 1
         assert self._at == start
+        start = self._skip_early(start, stop)
         # In pieces if somebody watches, so that a long sweep shows on the way.
         piece = max(1, self.steps // 100) if self._watcher else max(1, stop - start)
         for at in range(start, stop, piece):
@@ -375,7 +433,16 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
             del state
             self._count(at, end)
 
-    def _recorded(self, step: int, stop: int | None = None) -> tuple[Recorded, int]:
+    def _skip_early(self, start: int, stop: int) -> int:
+        """Go on from the last state that was reached already; return where it is."""
+        reached = max((at for at in self._early if start < at <= stop), default=start)
+        if reached > start:
+            self._set_resting(reached, self._early[reached])
+            self._count(start, reached)
+        self._early = {at: held for at, held in self._early.items() if at > reached}
+        return reached
+
+    def _recorded(self, step: int, stop: int | None = None) -> _Recording[Recorded]:
         """Return the recording that ends with a step, or one up to `stop`, and its first step.
 
         Whatever was held for its steps is freed.
@@ -390,8 +457,8 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
                     self._load_any(step)
                 recorded = self.verbs.record(self._put_to_rest(), step, stop)
             self._count(step, stop)
-            found = recorded, step
-        steps = range(found[1], stop)
+            found = _Recording(recorded, step, self._origin)
+        steps = range(found.start, stop)
         for rack in self._racks.values():
             for at in rack.among(steps):
                 rack.drop(at)
@@ -408,13 +475,18 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         return self._load(step, Tier.TAPE if step - 1 in self._tapes else Tier.CALLER)
 
     def _load(self, step: int, tier: Tier) -> None:
+        origin: Origin = None
         if tier is Tier.CALLER:
             held = self.initial
         elif tier is Tier.TAPE:
-            held = self.verbs.after(self._tapes[step - 1][0])
+            held = self.verbs.after(self._tapes[step - 1].tape)
+            origin = self._tapes[step - 1].origin
         else:
             held = self._racks[tier].get(step)
-        self._resumed_from = step
+            origin = self._racks[tier].origin(step)
+        self._resumed_from, self._origin = step, origin
+        if self._rounding is not None:
+            self.verbs.compare_outputs(origin is None)
         self._set_resting(step, held)
 
     # -- the working state ---------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Pure planning over traces: what to keep of a recorded pass, and what to compute again."""
 
 from .plan import Plan, Stage
+from .record import PassRecord
 from .simulate import Alive, Moment, Simulation, simulate
 from .trace import Kind, Op, Trace, Value
 
@@ -9,6 +10,7 @@ __all__ = [
     "Kind",
     "Moment",
     "Op",
+    "PassRecord",
     "Plan",
     "Simulation",
     "Stage",

@@ -19,6 +19,8 @@ from ..plans.trace import Trace
 __all__ = ["Ledger", "RegionTotals"]
 
 _MOST_POINTS = 4096  # of a curve: far more than a picture shows
+_MOST_TRACES = 1024  # a profiler around a long training must not fill the memory
+_NAME_BITS = 32
 
 
 @dataclass(slots=True)
@@ -31,6 +33,8 @@ class RegionTotals:
     ops: int = 0  # that were run for it: ops, calls or steps, as the engine counts
     seconds: float = 0.0
     error: float = 0.0  # the largest that rounding a checkpoint has caused
+    plain_bytes: int = 0  # that plain passes would keep for them from forward to backward
+    held_bytes: int = 0  # that were kept instead: inputs, and what policies keep
 
 
 class Ledger:
@@ -41,17 +45,21 @@ class Ledger:
     >>> ledger.would_hold("activations", 100)
     >>> ledger.holds("input", 10)
     >>> ledger.recomputed(region, 3, 0.5)
-    >>> ledger.plain_peak, ledger.held_peak, ledger.regions
-    (100, 10, [RegionTotals(name='layer', runs=1, recomputed=1, ops=3, seconds=0.5, error=0.0)])
+    >>> ledger.plain_peak, ledger.held_peak
+    (100, 10)
+    >>> [(totals.name, totals.runs, totals.ops) for totals in ledger.regions]
+    [('layer', 1, 3)]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_totals: bool = False) -> None:
         self._numbers = itertools.count()
+        self._only_totals = only_totals  # no curve and no traces
         self._queue: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._lock = threading.Lock()
         self._is_closed = False
-        self._names: dict[int, str] = {}
-        self._regions: dict[str, RegionTotals] = {}
+        self._naming = threading.Lock()
+        self._name_numbers: dict[str, int] = {}
+        self._regions: list[RegionTotals] = []  # by the numbers of their names
         self._plain = _Pile()
         self._held = _Pile()
         self._curve = _Curve()
@@ -64,9 +72,14 @@ class Ledger:
     # -- what engines tell -----------------------------------------------------------------------
 
     def region_ran(self, name: str) -> int:
-        number = next(self._numbers)
-        self._tell(self._enter_run, number, name)
-        return number
+        # The low bits are the number of the name: nothing has to be remembered of a single region.
+        with self._naming:
+            name_number = self._name_numbers.setdefault(name, len(self._name_numbers))
+        self._tell(self._enter_run, name_number, name)
+        return next(self._numbers) << _NAME_BITS | name_number
+
+    def kept(self, region: int, *, plain: int = 0, held: int = 0) -> None:
+        self._tell(self._enter_kept, region, plain, held)
 
     def would_hold(self, key: Hashable, nbytes: int) -> None:
         self._tell(self._plain.put, key, nbytes)
@@ -80,6 +93,12 @@ class Ledger:
     def frees(self, key: Hashable) -> None:
         self._tell(self._held.take, key)
 
+    def allocated(self, key: Hashable, nbytes: int) -> None:
+        self._tell(self._enter_allocated, key, nbytes)
+
+    def freed(self, key: Hashable) -> None:
+        self._tell(self._enter_freed, key)
+
     def recomputed(self, region: int, ops: int, seconds: float) -> None:
         self._tell(self._enter_recomputed, region, ops, seconds)
 
@@ -87,7 +106,8 @@ class Ledger:
         self._tell(self._enter_rounded, region, error)
 
     def traced(self, region: int, trace: Trace) -> None:
-        self._tell(self._traces.__setitem__, region, trace)
+        if not self._only_totals:
+            self._tell(self._enter_trace, region, trace)
 
     # -- what readers see ------------------------------------------------------------------------
 
@@ -112,7 +132,7 @@ class Ledger:
     def regions(self) -> list[RegionTotals]:
         """What happened under each name, in the order of first runs."""
         self._settle()
-        return [replace(totals) for totals in self._regions.values()]
+        return [replace(totals) for totals in self._regions]
 
     @property
     def curve(self) -> list[tuple[int, int]]:
@@ -122,7 +142,7 @@ class Ledger:
 
     @property
     def traces(self) -> list[Trace]:
-        """What the regions did, where the engine can tell."""
+        """What the last regions did, where the engine can tell."""
         self._settle()
         return list(self._traces.values())
 
@@ -146,20 +166,44 @@ class Ledger:
         while self._queue:
             enter, what = self._queue.popleft()
             enter(*what)
-            self._curve.add(self._plain.total, self._held.total)
+            if not self._only_totals:
+                self._curve.add(self._plain.total, self._held.total)
 
-    def _enter_run(self, number: int, name: str) -> None:
-        self._names[number] = name
-        self._regions.setdefault(name, RegionTotals(name)).runs += 1
+    def _totals(self, region: int) -> RegionTotals:
+        return self._regions[region & ((1 << _NAME_BITS) - 1)]
+
+    def _enter_run(self, name_number: int, name: str) -> None:
+        while len(self._regions) <= name_number:  # threads may tell in another order
+            self._regions.append(RegionTotals(""))
+        self._regions[name_number].name = name
+        self._regions[name_number].runs += 1
+
+    def _enter_kept(self, region: int, plain: int, held: int) -> None:
+        totals = self._totals(region)
+        totals.plain_bytes += plain
+        totals.held_bytes += held
+
+    def _enter_trace(self, region: int, trace: Trace) -> None:
+        self._traces[region] = trace
+        if len(self._traces) > _MOST_TRACES:
+            del self._traces[next(iter(self._traces))]
+
+    def _enter_allocated(self, key: Hashable, nbytes: int) -> None:
+        self._plain.put(key, nbytes)
+        self._held.put(key, nbytes)
+
+    def _enter_freed(self, key: Hashable) -> None:
+        self._plain.take(key)
+        self._held.take(key)
 
     def _enter_recomputed(self, region: int, ops: int, seconds: float) -> None:
-        totals = self._regions[self._names[region]]
+        totals = self._totals(region)
         totals.recomputed += 1
         totals.ops += ops
         totals.seconds += seconds
 
     def _enter_rounded(self, region: int, error: float) -> None:
-        totals = self._regions[self._names[region]]
+        totals = self._totals(region)
         totals.error = max(totals.error, error)
 
 

@@ -6,7 +6,7 @@ global state is touched, so it can be used beside whatever a program draws itsel
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from io import BytesIO
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = [
     "can_plot",
     "check_plot_path",
+    "plot_budget",
+    "plot_frontier",
     "plot_memory",
     "plot_profile",
     "plot_schedule",
@@ -88,6 +90,47 @@ def plot_profile(curve: Sequence[tuple[int, int]], path: str | Path, *, title: s
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
     axes.legend(frameon=False, title="peak memory", alignment="left")
+    return _write(figure, path)
+
+
+def plot_budget(curves: Mapping[str, Sequence[int]], budget: int, path: str | Path) -> Path:
+    """Draw memory over a forward and backward pass in several ways, with the budget as a line."""
+    check_plot_path(path)
+    figure, axes = _figure("Memory over one forward and backward pass")
+    for (name, held), colour in zip(curves.items(), _MEMORY_COLOURS, strict=False):
+        progress = [100 * number / max(1, len(held) - 1) for number in range(len(held))]
+        label = f"{name}: {format_bytes(max(held, default=0))}"
+        axes.plot(progress, [n / 1e6 for n in held], color=colour, linewidth=2, label=label)
+    axes.axhline(budget / 1e6, color=_GREY, linestyle="--", label=f"budget {format_bytes(budget)}")
+    axes.set_xlabel("percent of the pass")
+    axes.set_ylabel("memory above the start (MB)")
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.01)
+    axes.legend(frameon=False, title="peak memory", alignment="left")
+    return _write(figure, path)
+
+
+def plot_frontier(
+    points: Sequence[tuple[int, float]], knee: tuple[int, float], path: str | Path
+) -> Path:
+    """Draw time against peak memory: points of (peak bytes, time of a pass over a plain one)."""
+    check_plot_path(path)
+    figure, axes = _figure("Peak memory against time")
+    axes.step(
+        [peak / 1e6 for peak, _ in points],
+        [time for _, time in points],
+        where="post",
+        color=_BLUE,
+        linewidth=2,
+        marker="o",
+        markersize=3,
+    )
+    label = f"knee: {format_bytes(knee[0])} at {knee[1]:.2f} x"
+    axes.plot([knee[0] / 1e6], [knee[1]], "o", color=_RED, markersize=9, label=label)
+    axes.set_xlabel("peak memory (MB)")
+    axes.set_ylabel("time of a pass, relative to a plain one")
+    axes.set_xlim(left=0)
+    axes.legend(frameon=False)
     return _write(figure, path)
 
 

@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-import io
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from ..errors import RematError
 from ..plans.trace import Trace
-from ..sizes import format_bytes
-from ..watching import start_watching, stop_watching
+from ..sizes import counted, format_bytes
+from ..watching import Watcher, start_watching, stop_watching
+from .advice import advice
 from .ledger import Ledger, RegionTotals
+from .tables import profile_grid
 
-__all__ = ["CheckpointProfiler"]
+__all__ = ["Profiler"]
+
+_NOTHING = "No checkpointed region was run while this profiler tracked."
 
 
-class CheckpointProfiler:
-    """Counts what happens in the checkpointed regions that begin while it tracks.
-
-    A context manager, or `start_tracking()` and `stop_tracking()`; it tracks the thread that
-    starts it. Numbers can be read at any time, and stay after the end; starting again begins
-    from zero.
-
-    Measuring takes time: for figures of speed use a stopwatch, and no profiler.
-
-    >>> import numpy as np
-    >>> import remat
-    >>> def deep(x):
-    ...     for _ in range(10):
-    ...         x = np.sin(x)
-    ...     return x
-    >>> with remat.CheckpointProfiler() as profiler:
-    ...     gradient = remat.grad(lambda x: np.sum(remat.checkpoint(deep, x)))(np.ones(1000))
-    >>> profiler.checkpoint_count(), profiler.recompute_count()
-    (1, 1)
-    """
+class Profiler:
+    """What `CheckpointProfiler` does, without knowing any engine."""
 
     def __init__(self) -> None:
         self._ledger = Ledger()
         self._thread: int | None = None  # that is tracked
+        self._stop_allocations: Callable[[], None] = lambda: None
 
     @property
     def is_tracking(self) -> bool:
@@ -56,6 +43,11 @@ class CheckpointProfiler:
             )
         self._ledger, self._thread = Ledger(), threading.get_ident()
         start_watching(self._ledger)
+        self._stop_allocations = self._track_allocations(self._ledger)
+
+    def _track_allocations(self, observer: Watcher) -> Callable[[], None]:
+        """Have engines tell what else is allocated; return what ends that."""
+        return lambda: None
 
     def stop_tracking(self) -> None:
         """Count no more; the numbers stay."""
@@ -67,6 +59,7 @@ class CheckpointProfiler:
                 "called start_tracking()"
             )
         self._thread = None
+        self._stop_allocations()
         stop_watching(self._ledger)
         self._ledger.close()
 
@@ -88,8 +81,9 @@ class CheckpointProfiler:
     def memory_saved(self) -> int:
         """Return by how many bytes the peak of what was held is below that of a plain pass.
 
-        Counted is what the regions made and what goes into them, as far as it was made in the
-        same pass; not what the caller held before. Negative if checkpointing took more.
+        Counted is what is allocated while it tracks: by regions and, on PyTorch, by all else in
+        this thread, such as gradients, which may move the peak. What a kernel allocates for itself
+        while it runs is not seen. Negative if checkpointing took more.
         """
         return self._ledger.memory_saved
 
@@ -122,26 +116,36 @@ class CheckpointProfiler:
     # -- for people ------------------------------------------------------------------------------
 
     def report(self) -> str:
-        """Return a table of all this, as text."""
-        if not self.regions:
-            return "No checkpointed region was run while this profiler tracked.\n"
-        from rich.console import Console  # noqa: PLC0415  (only if it is used)
+        """Return a table of all this, and what to make of it, as text."""
+        regions = self.regions
+        if not regions:
+            return f"{_NOTHING}\n"
+        return profile_grid(regions, self._notes()).text()
 
-        from .tables import profile_table  # noqa: PLC0415
+    def _repr_html_(self) -> str:
+        regions = self.regions
+        if not regions:
+            return f"<p>{_NOTHING}</p>"
+        return profile_grid(regions, self._notes()).html()
 
-        page = io.StringIO()
-        Console(file=page, width=100, color_system=None).print(profile_table(self.regions))
-        return page.getvalue() + self._memory_in_words()
+    def __repr__(self) -> str:
+        state = "tracking" if self.is_tracking else "not tracking"
+        regions = counted(self.checkpoint_count(), "region")
+        again = counted(self.recompute_count(), "recomputation")
+        saved = format_bytes(self.memory_saved())
+        return f"<CheckpointProfiler: {state}, {regions}, {again}, {saved} saved>"
 
-    def _memory_in_words(self) -> str:
+    def _notes(self) -> list[str]:
         plain, held = self._ledger.plain_peak, self._ledger.held_peak
         share = f" ({(plain - held) / plain:.0%})" if plain else ""
-        error = self.rounding_error()
-        rounded = f"checkpoints were rounded, by at most {error:.3g}\n" if error else ""
-        return (
+        notes = [
             f"peak of a plain pass {format_bytes(plain)}, held {format_bytes(held)}: "
-            f"saved {format_bytes(plain - held)}{share}\n{rounded}"
-        )
+            f"saved {format_bytes(plain - held)}{share}"
+        ]
+        error = self.rounding_error()
+        if error:
+            notes.append(f"checkpoints were rounded, by at most {error:.3g}")
+        return notes + advice(self.regions, plain, held)
 
     def plot(self, path: str | Path) -> Path:
         """Draw what a plain pass would hold and what is held, over events; return the file.

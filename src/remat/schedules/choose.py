@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import isqrt
+from typing import Literal
 
 from ..errors import BudgetTooSmallError
-from ..sizes import format_bytes, parse_bytes
+from ..html_table import html_table
+from ..sizes import counted, format_bytes, parse_bytes
 from .actions import Schedule, Sizes
 from .blocks import Blocks, best_blocks
 from .check import amount, whole_number
@@ -20,7 +22,9 @@ from .staged import Staged, best_staged
 from .store_all import StoreAll
 from .uniform import Uniform
 
-__all__ = ["Disk", "LoopPlan", "Option", "default_checkpoints", "plan_loop"]
+__all__ = ["Disk", "LoopPlan", "Option", "Unit", "default_checkpoints", "plan_loop"]
+
+Unit = Literal["bytes", "states"]
 
 # What the dynamic programmes may cost: about a tenth of a second, and about a second.
 _MIXED_WORK = 10**8
@@ -66,6 +70,40 @@ class LoopPlan:
     best: Option
     alternatives: tuple[Option, ...]
     reason: str
+    unit: Unit = "bytes"  # of peaks; without `state_bytes` it is states
+
+    def __repr__(self) -> str:
+        others = ", ".join(option.name for option in self.alternatives)
+        return (
+            f"<LoopPlan: {counted(self.steps, 'step')} by {self.name}, "
+            f"{counted(self.evaluations, 'evaluation')}, peak {self._amount(self.peak_bytes)}; "
+            f"alternatives: {others or 'none'}>"
+        )
+
+    def _repr_html_(self) -> str:
+        headings, rows = self.cells()
+        title = f"Schedules for {counted(self.steps, 'step')}"
+        return html_table(headings, rows, title=title, notes=[f"* best: {self.reason}"])
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """Return a table as text: headings, and one schedule a row, the best first and marked."""
+        options = (self.best, *self.alternatives)
+        with_disk = any(option.disk_slots for option in options)
+        headings = ["schedule", "evaluations", "per step", "cost", "peak"]
+        return headings + ["on disk"] * with_disk, [
+            [
+                f"{'*' if option is self.best else ' '} {option.name}",
+                f"{option.evaluations:,}",
+                f"{option.evaluations / max(1, self.steps):.2f}",
+                f"{option.cost:,.6g}" if option.cost < 1e6 else f"{option.cost:,.0f}",
+                self._amount(option.peak_bytes),
+                *[counted(option.disk_slots, "state") if option.disk_slots else "-"] * with_disk,
+            ]
+            for option in options
+        ]
+
+    def _amount(self, peak: int) -> str:
+        return format_bytes(peak) if self.unit == "bytes" else counted(peak, "state")
 
     @property
     def name(self) -> str:
@@ -118,6 +156,9 @@ def plan_loop(
     >>> plan = plan_loop(1000, memory_bytes="64MB", state_bytes="1MB", tape_bytes="3MB")
     >>> plan.name, plan.evaluations
     ('mixed', 2327)
+    >>> plan
+    <LoopPlan: 1,000 steps by mixed, 2,327 evaluations, peak 64.0 MB;
+    alternatives: blocks, revolve, uniform>
     """
     steps = whole_number(steps, "steps")
     if (slots is None) == (memory_bytes is None):
@@ -144,7 +185,8 @@ def plan_loop(
         reason += f"more would take too long for {steps} steps"
     if tolerance:
         reason += f"; up to {tolerance:.3g} times more work was accepted for a lower peak"
-    return LoopPlan(steps, best, others, reason)
+    unit: Unit = "states" if state_bytes is None else "bytes"
+    return LoopPlan(steps, best, others, reason, unit)
 
 
 def _check_disk(disk: Disk | None) -> None:

@@ -25,10 +25,13 @@ def compute_checkpoint_positions(
     """Return where the first sweep holds a state; position p is the state before step p.
 
     "uniform" cuts the loop into parts that differ by at most one step, "revolve" gives the
-    places that need the fewest evaluations. The initial state (position 0) belongs to the caller.
+    places that need the fewest evaluations. Position 0, the initial state, belongs to the caller
+    and is never among them: a loop of n steps has at most n - 1 positions.
 
     >>> compute_checkpoint_positions(1000, 31)[:4]
     [31, 62, 93, 124]
+    >>> compute_checkpoint_positions(5, 10)
+    [1, 2, 3, 4]
     >>> compute_checkpoint_positions(10, 3, "revolve")
     [5, 7, 8]
     """
@@ -49,25 +52,28 @@ def get_memory_savings(
 ) -> dict[str, int | float]:
     """Tell what holding `num_checkpoints` states of a loop saves, and what it costs.
 
-    Memory is counted in states. `recomputation_factor` is how often a step is run again, on
-    average, by Revolve, the best schedule for slots that hold states: what `"auto"` finds once
+    Memory is counted in states. `savings_ratio` is the share of them that is not held, and
+    `savings_percent` the same in percent. `recomputation_factor` is how often a step is run again,
+    on average, by Revolve, the best schedule for slots that hold states: what `"auto"` finds once
     it has measured a step's tape is the same or better.
 
     >>> savings = get_memory_savings(1000)
     >>> savings["num_checkpoints"], round(savings["savings_percent"], 1)
     (31, 96.9)
-    >>> savings["recomputation_factor"]
-    2.405
+    >>> savings["savings_ratio"], savings["recomputation_factor"]
+    (0.969, 2.405)
     """
     steps = whole_number(seq_length, "seq_length")
     if num_checkpoints is None:
         num_checkpoints = default_checkpoints(steps)
     slots = min(whole_number(num_checkpoints, "num_checkpoints"), max(0, steps - 1))
+    # A single step is held whatever is done: backward begins with it.
+    held = slots if steps > 1 else steps
     return {
         "without_checkpointing": steps,
-        "with_checkpointing": slots,
-        "savings_percent": 100 * (steps - slots) / steps if steps else 0.0,
-        "savings_ratio": steps / slots if slots else float("inf") if steps else 1.0,
+        "with_checkpointing": held,
+        "savings_percent": 100 * (steps - held) / steps if steps else 0.0,
+        "savings_ratio": (steps - held) / steps if steps else 0.0,
         "num_checkpoints": slots,
         "segment_length": steps / slots if slots else float(steps),
         "recomputation_factor": Revolve(steps, slots).evaluations / steps - 1 if steps else 0.0,

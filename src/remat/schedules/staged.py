@@ -77,10 +77,12 @@ class Staged:
         return self.evaluations + self.disk_slots * (self.write_cost + self.read_cost)
 
     def peak(self, sizes: Sizes) -> int:
-        """Return the most that is held in memory at a time."""
+        """Return the room in memory that it needs: never less than what is held at a time."""
         blocks = -(-min(self.part, self.steps) // self.block)
         states = min(self.slots, max(0, blocks - 1))
-        return states * sizes.state + tapes_of_block(self.steps, self.block, sizes)
+        # A part shorter than a block is taped as a whole.
+        taped = min(self.part, self.block)
+        return states * sizes.state + tapes_of_block(self.steps, taped, sizes)
 
     def __iter__(self) -> Iterator[Action]:
         return walk(self.steps, self.slots, self._decide)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Arrays, Narrow, Shelf, Store
+from .base import Arrays, Narrow, RoundingShelf, Shelf, Store
 from .disk import DiskStore
 from .memory import MemoryStore
 from .reduced import ReducedPrecisionStore, overflow_error
@@ -13,6 +13,7 @@ __all__ = [
     "MemoryStore",
     "Narrow",
     "ReducedPrecisionStore",
+    "RoundingShelf",
     "Shelf",
     "Store",
     "find_store",

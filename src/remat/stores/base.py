@@ -10,9 +10,9 @@ array and two equal ones are not the same.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
-__all__ = ["Arrays", "Narrow", "Shelf", "Store", "distinct"]
+__all__ = ["Arrays", "Narrow", "RoundingShelf", "Shelf", "Store", "distinct"]
 
 Narrow = Literal["bfloat16", "float16"]
 
@@ -98,6 +98,18 @@ class Shelf(Protocol):
 
     def close(self) -> None:
         """Forget everything; a second time does nothing."""
+        ...
+
+
+@runtime_checkable
+class RoundingShelf(Protocol):
+    """What a shelf that is not exact should also have.
+
+    With it a loop can check that a step repeats itself where a state was rounded.
+    """
+
+    def as_stored(self, leaves: list[Any]) -> list[Any]:
+        """Return leaves as they would come back, every time alike, without storing them."""
         ...
 
 

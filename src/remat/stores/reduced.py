@@ -69,17 +69,29 @@ class ReducedPrecisionShelf:
         return sum(checkpoint.nbytes for checkpoint in self._held.values())
 
     def put(self, key: int, leaves: list[Any]) -> None:
-        once, places = distinct(leaves)
-        parts, total = [], 0
-        for leaf in once:
-            narrow, error = self._arrays.narrowed(leaf, self._dtype)
-            self.error = max(self.error, error)
-            total += self._arrays.nbytes(narrow)
-            parts.append(leaf if narrow is leaf else _Rounded(narrow, self._arrays.kind(leaf)))
-        self._held[key] = _Checkpoint(parts, places, total)
+        checkpoint, error = self._round(leaves)
+        self.error = max(self.error, error)
+        self._held[key] = checkpoint
 
     def get(self, key: int) -> list[Any]:
-        parts, places, _ = self._held[key]
+        return self._leaves(self._held[key])
+
+    def as_stored(self, leaves: list[Any]) -> list[Any]:
+        """Return leaves as they would come back, without storing them."""
+        return self._leaves(self._round(leaves)[0])
+
+    def _round(self, leaves: list[Any]) -> tuple[_Checkpoint, float]:
+        once, places = distinct(leaves)
+        parts, total, largest = [], 0, 0.0
+        for leaf in once:
+            narrow, error = self._arrays.narrowed(leaf, self._dtype)
+            largest = max(largest, error)
+            total += self._arrays.nbytes(narrow)
+            parts.append(leaf if narrow is leaf else _Rounded(narrow, self._arrays.kind(leaf)))
+        return _Checkpoint(parts, places, total), largest
+
+    def _leaves(self, checkpoint: _Checkpoint) -> list[Any]:
+        parts, places, _ = checkpoint
         once = [self._widened(part) if isinstance(part, _Rounded) else part for part in parts]
         return [once[place] for place in places]
 

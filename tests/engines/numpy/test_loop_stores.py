@@ -52,8 +52,7 @@ def test_on_a_fast_disk_no_step_runs_more_than_twice(tmp_path, monkeypatch, step
 
     found = remat.grad(total)(W)
     assert np.array_equal(found, remat.grad(lambda w: plain(w, steps))(W))
-    trials = 3  # runs of step 0 that weigh the disk
-    assert steps < len(calls) - trials < 2 * steps
+    assert steps < len(calls) < 2 * steps
     assert list(tmp_path.iterdir()) == []
 
 

@@ -107,6 +107,22 @@ def test_a_segment_holds_its_input_and_its_tape_on_the_way_back() -> None:
     assert profiler.memory_saved() == pytest.approx((29 - 11) * ARRAY, rel=0.02)
 
 
+def test_bytes_per_region_are_what_a_plain_pass_keeps_and_what_is_kept() -> None:
+    (totals,) = profile(chain(remat.checkpoint, np.sin)).regions
+    assert totals.runs == 3
+    assert totals.plain_bytes / ARRAY == pytest.approx(29, abs=0.5)
+    assert totals.held_bytes / ARRAY == pytest.approx(2, abs=0.1)  # the inputs, the caller's aside
+
+
+def test_bytes_of_a_loop_are_those_of_its_steps_and_of_its_checkpoints() -> None:
+    def loss(x):
+        return np.sum(remat.checkpointed_loop(np.sin, x * 1.0, 40, 5, schedule="revolve")[0])
+
+    (totals,) = profile(loss).regions
+    assert totals.plain_bytes / ARRAY == pytest.approx(41, abs=1)  # its tape, and the input
+    assert totals.held_bytes / ARRAY == pytest.approx(6, abs=1)  # with the initial state
+
+
 @pytest.mark.parametrize("run", [remat.checkpoint, remat.adaptive_checkpoint(threshold="1GB")])
 def test_nothing_is_held_when_the_gradient_is_there(run) -> None:
     profiler = profile(lambda x: np.sum(run(deep(np.sin), run(deep(np.sin), x))))

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 import remat
+from remat.engines.torch.budget.manager import Budget, run_within
+from remat.plans import Plan
 
 Run = Callable[..., Any]  # runs a function with its arguments, checkpointed in some way or not
 
@@ -43,6 +45,11 @@ def in_a_group(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return remat.CheckpointGroup("group").checkpoint_fn(fn, *args, **kwargs)
 
 
+def in_a_budget(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a function as an unplanned pass that has room for nothing: all is evicted."""
+    return run_within(Budget(1, lambda trace, budget: Plan(frozenset())), fn, args, kwargs)
+
+
 FACES: dict[str, Run] = {
     "segment": remat.checkpoint,
     "scope": in_a_scope,
@@ -51,6 +58,7 @@ FACES: dict[str, Run] = {
     "drawn": partial(remat.checkpoint, preserve_rng_state=False),
     "held": in_a_holding_scope,
     "small": partial(remat.adaptive_checkpoint, threshold="1GB"),
+    "budget": in_a_budget,
     "medium": partial(remat.adaptive_checkpoint, threshold=300),
 }
 

@@ -272,3 +272,53 @@ def test_the_backward_pass_of_an_eager_region_under_compiled_autograd() -> None:
         backward(y)
     (expected,) = torch.autograd.grad((x * 3).exp().sin().sum(), x)
     assert torch.allclose(x.grad, expected)
+
+
+# -- loops in compiled code ------------------------------------------------------------------------
+
+
+def compiled_loop(step, x):
+    return remat.checkpointed_loop(step, x * 2, 10, 3)[0] * 2
+
+
+def compiled_scan(step, x):
+    final, ys = remat.checkpointed_scan(lambda s, y: (step(s) * y, s), x * 2, x, 3)
+    return final + ys.sum() * 2
+
+
+def compiled_while(step, x):
+    return remat.checkpointed_while(lambda s: s.norm() > 0.5, step, x * 2, memory_budget="1MB")[0]
+
+
+LOOPS = [compiled_loop, compiled_scan, compiled_while]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_in_compiled_code_runs_uncompiled(loop, backend) -> None:
+    """The graph breaks there, and what it leaves is what it leaves without the compiler."""
+    seen = []
+
+    def run(f):
+        x, w = torch.tensor([0.8, 0.5, 0.9], requires_grad=True), nn.Parameter(torch.tensor(0.7))
+
+        def step(s):
+            seen.append(torch.compiler.is_compiling())
+            return (s * w).sin()
+
+        y = f(loop)(step, x)
+        y.sum().backward()
+        return y.detach(), x.grad, w.grad
+
+    found = run(lambda loop: torch.compile(loop, backend=backend))
+    expected = run(lambda loop: loop)
+    assert all(map(torch.equal, found, expected))
+    assert not any(seen)
+    assert not _get_current_dispatch_mode_stack()
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_where_the_graph_must_not_break(loop) -> None:
+    compiled = torch.compile(loop, backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        compiled(torch.sin, torch.ones(3))

@@ -120,8 +120,7 @@ def test_two_tiers_run_as_often_as_predicted(tmp_path, monkeypatch, steps, slots
     y, _ = remat.checkpointed_loop(step, x, steps, slots, store=DiskStore(tmp_path))
     y.sum().backward()
     (schedule,) = chosen
-    trials = 3  # runs of step 0 that weigh the disk
-    assert step.calls == schedule.evaluations + trials
+    assert step.calls == schedule.evaluations
 
 
 @pytest.fixture
@@ -140,10 +139,9 @@ def test_on_a_fast_disk_no_step_runs_more_than_twice(
     y, _ = remat.checkpointed_loop(step, x, steps, slots, store=DiskStore(tmp_path))
     y.square().sum().backward()
     (schedule,) = chosen
-    trials = 3  # runs of step 0 that weigh the disk
     assert isinstance(schedule, Staged)
     assert 1 < schedule.part == schedule.block <= slots
-    assert step.calls == 2 * steps - schedule.block + trials
+    assert step.calls == 2 * steps - schedule.block
     z = x.detach().requires_grad_()
     Plain().loop(Counting(), z, steps).square().sum().backward()
     assert torch.equal(x.grad, z.grad)

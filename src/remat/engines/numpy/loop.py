@@ -26,6 +26,7 @@ from ...loops import (
     UnknownLength,
     Watcher,
     checkpoints_of,
+    state_and_output,
 )
 from ...stores import MemoryStore, Store
 from .captures import Captures, capture
@@ -55,7 +56,7 @@ def run_loop(
     holder = loop.holders[0]
 
     def call(state: Any, x: Any) -> tuple[Any, Any]:
-        return holder[0](state, x) if scan else (holder[0](state), None)
+        return state_and_output(holder[0](state, x)) if scan else (holder[0](state), None)
 
     outputs = Outputs(options.steps, wanted=scan)
     name = "checkpointed_scan" if scan else "checkpointed_loop"
@@ -189,7 +190,8 @@ class _Pass:
         """Run a traced loop as one primitive; return the final state and the stacked outputs."""
         values = iter(run_as_one(self, loop.values))
         raw = [*self.final.leaves, *self.steps.outputs.stacks]
-        results = [next(values) if t else r for t, r in zip(self.traced, raw, strict=True)]
+        # (Copies of the rest: what the caller writes to is not what re-runs are compared with.)
+        results = [next(values) if t else _copy(r) for t, r in zip(self.traced, raw, strict=True)]
         count = len(loop.leaves)
         return trees.unflatten(loop.structure, results[:count]), results[count:]
 
@@ -303,6 +305,10 @@ def _plain_leaves(leaves: list[Any]) -> list[Any]:
         shared = any(value is other and leaf is not box for other, box in others)
         found.append(value.copy() if shared and isinstance(value, np.ndarray) else value)
     return found
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _held_bytes(state: HeldState) -> int:

@@ -167,7 +167,7 @@ class Steps:
         after = [_compact(leaf) for leaf in results[: sizes[0]]]
         del results[:]  # the state after is held once, the outputs not at all
         recorded = RecordedStep(recording, held, HeldState(after, self.randomness.moment()))
-        if step < self._reached and self.outputs.are_compared:
+        if step < self._reached:
             self._refuse_doubt(recorded, step)
         self._reached = max(self._reached, step + 1)
         self.seconds += time.perf_counter() - started
@@ -209,8 +209,8 @@ class Steps:
     def is_random(self) -> bool:
         return self.randomness.is_used
 
-    def expect_rounding(self) -> None:
-        self.outputs.are_compared = False
+    def compare_outputs(self, wanted: bool) -> None:
+        self.outputs.are_compared = wanted
 
     def settle(self) -> None:
         self.captures.accept_constants()
@@ -292,6 +292,7 @@ class Steps:
             raise TypeError(
                 f"step {step} returned a state of another structure than it got: "
                 f"{trees.describe(structure)} instead of {trees.describe(self.structure)}"
+                f"{'; return (state, output)' if self.outputs.wanted else ''}"
             )
 
 

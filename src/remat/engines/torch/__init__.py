@@ -3,6 +3,7 @@
 from .arrays import TorchArrays
 from .budget.forward import set_budget
 from .budget.manager import Budget, enter_budget
+from .diagnostics.allocations import track_allocations
 from .diagnostics.verify import verify
 from .gradient import value_and_grad
 from .layers import choose_layers, describe_layers
@@ -31,6 +32,7 @@ __all__ = [
     "run_segment",
     "run_while",
     "set_budget",
+    "track_allocations",
     "value_and_grad",
     "verify",
 ]

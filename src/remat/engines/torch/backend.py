@@ -31,6 +31,7 @@ __all__ = [
     "count_function_modes",
     "current_graph_task",
     "dispatch_mode_stack",
+    "has_global_module_hooks",
     "is_functorch_tensor",
     "is_traced_by_make_fx",
     "keep_compiler_out",
@@ -99,6 +100,10 @@ pop_saved_tensor_hooks: Callable[[], None] = _private(
 )
 top_saved_tensor_hooks: Callable[[bool], Any] = _private(
     "_C._autograd._top_saved_tensors_default_hooks", "tells whether others were set since ours"
+)
+
+has_global_module_hooks: Callable[[], bool] = _private(
+    "nn.modules.module._has_any_global_hook", "tells whether calls of modules are tracked"
 )
 
 # -- the dispatcher --------------------------------------------------------------------------------

@@ -12,20 +12,26 @@ losses) leads to them, and a gradient that comes to them that way would go no fu
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import (
+    TorchFunctionMode,
+    handle_torch_function,
+    has_torch_function_unary,
+)
 
 from ...errors import UnsupportedError
-from .backend import AccumulateGrad
+from .backend import AccumulateGrad, without_function_modes
 from .reach import Reach
 
-__all__ = ["Captures", "Guard"]
+__all__ = ["Captures", "Guard", "replaced_by_outer"]
 
 
 class _Table:
@@ -34,16 +40,28 @@ class _Table:
     def __init__(self) -> None:
         self.sources: list[Tensor] = []  # as the caller knows them
         self.leaves: list[Tensor] = []  # as the graph of a step knows them
+        self.met: list[bool] = []  # whether the graph of a step leads to it: `y.detach()` does not
         self.numbers: dict[int, int] = {}  # of leaves, by id; they are held, so ids stay
         self.is_complete = False
         self.guard = Guard()
-        self.hooks = {0: self.guard}  # of leaves that are the loop's own
 
-    def add(self, source: Tensor, leaf: Tensor) -> int:
-        number = self.numbers[id(leaf)] = len(self.sources)
+    def add(self, source: Tensor, leaf: Tensor, *, met: bool = False) -> int:
+        number = self.numbers[id(leaf)] = self.numbers[id(source)] = len(self.sources)
         self.sources.append(source)
         self.leaves.append(leaf)
+        self.met.append(met)
         return number
+
+    def watch(self, leaf: Tensor) -> None:
+        """Guard a leaf that is the loop's own; hooks of the program may join the guard."""
+        leaf._backward_hooks = OrderedDict(((_GUARD, self.guard),))
+
+    def is_own(self, leaf: Tensor) -> bool:
+        hooks = leaf._backward_hooks
+        return hooks is not None and hooks.get(_GUARD) is self.guard
+
+
+_GUARD = -1  # the key of a guard among hooks; handles of hooks count from 0
 
 
 class Captures:
@@ -52,8 +70,10 @@ class Captures:
     def __init__(self, reach: Reach) -> None:
         self._table = _Table()
         self._mode = _StandIns(self._table, reach.graphs) if reach.has_graphs else None
+        self._outer = tuple(_thread.active)  # of loops around this one
         self._marks: list[tuple[int, int]] = []  # versions and addresses
         self._recorded: set[int] = set()  # numbers of those that recordings use
+        self._own_met: set[int] = set()  # ids of what the last new step was given and uses
         self._is_checked = False
         self._steps = self._met = 0  # on the way ahead, and how many captures they met in all
         self._start = 0  # the number of the first node that a step may make
@@ -76,16 +96,35 @@ class Captures:
         """The same as leaves of a step's graph."""
         return self._table.leaves
 
+    @property
+    def met(self) -> list[bool]:
+        """Whether the graph of any step leads to them."""
+        return self._table.met
+
     @contextmanager
     def standing_in(self) -> Iterator[None]:
         """Run steps with leaves in the place of parts of graphs, if there are any."""
-        mode: AbstractContextManager[Any] = nullcontext() if self._mode is None else self._mode
-        with mode, self._table.guard.off_duty():
+        with ExitStack() as stack:
+            # (Backward of a step of an outer loop passes by its mode, which step needs it.)
+            for mode in self._outer:
+                if mode not in _thread.active:
+                    stack.enter_context(mode)
+            if self._mode is not None:
+                stack.enter_context(self._mode)
+            stack.enter_context(self._table.guard.off_duty())
             yield
+
+    def replaced(self, values: list[Any]) -> list[Any]:
+        """Return what a step gave, with leaves in the place of parts of graphs from outside."""
+        return values if self._mode is None else [_as_argument(value) for value in values]
+
+    def was_given(self, leaves: list[Any]) -> list[int]:
+        """Return the places of those leaves that the last new step has used."""
+        return [place for place, leaf in enumerate(leaves) if id(leaf) in self._own_met]
 
     def mark_as_own(self, leaf: Tensor) -> None:
         """Guard a leaf that a step was given, and know it if it is found behind another step."""
-        leaf._backward_hooks = self._table.hooks  # type: ignore[assignment]
+        self._table.watch(leaf)
 
     def met_by(self, ends: list[Tensor], given: list[Tensor], step: int) -> list[int]:
         """Return the numbers of what a new step closes over: what its graph leads to.
@@ -97,6 +136,8 @@ class Captures:
         found = self._walk(ends, own, step, behind, self._start)
         self._steps += 1
         self._met += len(found)
+        for number in found:
+            self._table.met[number] = True
         return found
 
     def release(self, leaves: int) -> None:
@@ -106,16 +147,14 @@ class Captures:
         gone then, and nobody can ask for its gradient.
         """
         table = self._table
-        met = [
-            (ref(source), ref(leaf))
-            for source, leaf in zip(table.sources[leaves:], table.leaves[leaves:], strict=True)
-        ]
+        parts = zip(table.sources[leaves:], table.leaves[leaves:], table.met[leaves:], strict=True)
+        added = [(ref(source), ref(leaf), met) for source, leaf, met in parts]
         table.numbers = {key: number for key, number in table.numbers.items() if number < leaves}
-        del table.leaves[leaves:], table.sources[leaves:]
-        for source, leaf in met:
+        del table.leaves[leaves:], table.sources[leaves:], table.met[leaves:], parts
+        for source, leaf, met in added:
             living = source(), leaf()
             if living[0] is not None and living[1] is not None:
-                table.add(living[0], living[1])
+                table.add(living[0], living[1], met=met)
 
     def recorded(self, numbers: Iterable[int]) -> None:
         """Take note of what a recording uses."""
@@ -157,13 +196,13 @@ class Captures:
         self, ends: list[Tensor], own: set[int], step: int, behind: set[Any], start: int
     ) -> list[int]:
         found: dict[int, None] = {}
+        own_met = self._own_met = set()
         seen = set(behind)
         nodes: list[Any] = []
         for end in ends:
             node = end.grad_fn
             if node is None:
-                if end.requires_grad and id(end) not in own:
-                    self._meet(end, step, found)
+                self._meet_end(end, own, step, found)
             elif node not in seen:
                 seen.add(node)
                 nodes.append(node)
@@ -179,13 +218,22 @@ class Captures:
                 seen.add(below)
                 if not is_leaf:
                     nodes.append(below)
-                elif id(variable := below.variable) not in own:
+                elif id(variable := below.variable) in own:
+                    own_met.add(id(variable))
+                else:
                     self._meet(variable, step, found)
             if is_last and node._sequence_nr() < start:
                 _refuse(
                     step, f"computed before the loop ({node.name()}), where remat does not look"
                 )
         return list(found)
+
+    def _meet_end(self, end: Tensor, own: set[int], step: int, found: dict[int, None]) -> None:
+        """Note what a step returned as it is."""
+        if id(end) in own:
+            self._own_met.add(id(end))
+        elif end.requires_grad:
+            self._meet(end, step, found)
 
     def complete(self) -> None:
         """Take note that all steps have been run: what they use now is all that they use."""
@@ -213,11 +261,20 @@ class Captures:
                     "or after the backward pass"
                 )
 
+    @contextmanager
+    def no_new_hooks(self) -> Iterator[None]:
+        """Raise if steps that are run again register hooks on what they close over."""
+        before = [len(leaf._backward_hooks or ()) for leaf in self.leaves]
+        yield
+        for count, leaf in zip(before, self.leaves, strict=True):
+            if len(leaf._backward_hooks or ()) > count:
+                raise _registers_hooks(leaf)
+
     def _meet(self, leaf: Tensor, step: int, found: dict[int, None]) -> None:
         """Note a leaf that is not the step's own."""
         number = self._table.numbers.get(id(leaf))
         if number is None:
-            if leaf._backward_hooks is self._table.hooks:
+            if self._table.is_own(leaf):
                 _refuse(step, "made by an earlier step and put aside")
             if self._table.is_complete:
                 return  # a leaf that the step has made for itself
@@ -235,11 +292,27 @@ class _StandIns(TorchFunctionMode):
         self._leaves: dict[int, tuple[Tensor, Tensor]] = {}  # by id: the tensor, its stand-in
         self.start = 0
 
+    def __enter__(self) -> Any:
+        _thread.active.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        _thread.active.remove(self)
+        super().__exit__(*error)
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        given = [self._instead(arg) for arg in args]
-        return func(*given, **{name: self._instead(v) for name, v in (kwargs or {}).items()})
+        with without_function_modes():  # those of outer loops would show leaves of their own
+            given = [self._instead(arg) for arg in args]
+            named = {name: self._instead(arg) for name, arg in (kwargs or {}).items()}
+        if func is Tensor.register_hook and given[0] is not args[0]:
+            raise _registers_hooks(given[0])
+        _thread.active.remove(self)
+        try:
+            return func(*given, **named)
+        finally:
+            _thread.active.append(self)
 
     def _instead(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -252,14 +325,33 @@ class _StandIns(TorchFunctionMode):
             if node._sequence_nr() >= self.start and id(value) not in self.outside:
                 return value  # (other threads count by themselves, so numbers alone do not tell)
             leaf = value.detach().requires_grad_()
-            leaf._backward_hooks = self._table.hooks  # type: ignore[assignment]
+            self._table.watch(leaf)
             self._leaves[id(value)] = value, leaf
-            number = self._table.add(value, leaf)
-            self._table.numbers[id(value)] = number  # a step may return it as it is
+            self._table.add(value, leaf)
             return leaf
         if type(value) in (list, tuple):
             return type(value)([self._instead(part) for part in value])
         return value
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.active: list[_StandIns] = []  # from the outermost loop to the innermost
+
+
+_thread = _Thread()
+
+
+def replaced_by_outer(values: list[Any]) -> list[Any]:
+    """Return what goes into a loop as the steps of loops around it are to see it."""
+    return [_as_argument(value) for value in values] if _thread.active else values
+
+
+def _as_argument(value: Any) -> Any:
+    """Return a tensor as a function of torch would get it as an argument: the modes see it."""
+    if isinstance(value, Tensor) and has_torch_function_unary(value):
+        return handle_torch_function(_as_argument, (value,), value)
+    return value
 
 
 class Guard:
@@ -283,6 +375,13 @@ class Guard:
             yield
         finally:
             self._runs -= 1
+
+
+def _registers_hooks(tensor: Tensor) -> UnsupportedError:
+    return UnsupportedError(
+        f"a step registers a hook on a tensor of shape {list(tensor.shape)} that it closes over; "
+        "steps are run again, and so it would be registered too often. Register it before the loop"
+    )
 
 
 def _refuse(step: int, why: str) -> NoReturn:

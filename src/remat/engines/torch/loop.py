@@ -29,8 +29,10 @@ from ...loops import (
     UnknownLength,
     Watcher,
     checkpoints_of,
+    state_and_output,
 )
 from ...stores import MemoryStore, Store
+from .captures import replaced_by_outer
 from .reach import Reach
 from .recording.recorder import without_recorder
 from .scans import Outputs, PerStep
@@ -55,12 +57,14 @@ def run_loop(
     scan = xs is not None
 
     def call(state: Any, x: Any) -> tuple[Any, Any]:
-        return function(state, x) if scan else (function(state), None)
+        return state_and_output(function(state, x)) if scan else (function(state), None)
 
     leaves, structure = trees.flatten(state)
+    leaves = replaced_by_outer(leaves)
     if not options.is_planned:  # where steps differ, the first may begin with whole numbers
         _check_state(leaves)
     inputs, inputs_structure = trees.flatten(xs) if scan else ([], None)
+    inputs = replaced_by_outer(inputs)
     outputs = Outputs(options.steps, wanted=scan)
     steps = Steps(call, structure, Reach([function]), PerStep(inputs, inputs_structure), outputs)
     name = "checkpointed_scan" if scan else "checkpointed_loop"
@@ -82,6 +86,7 @@ def run_while(
 ) -> tuple[Any, Checkpoints]:
     """Run a loop whose length shows at its end."""
     leaves, structure = trees.flatten(state)
+    leaves = replaced_by_outer(leaves)
     _check_state(leaves)
 
     def goes_on(live: LiveState) -> bool:
@@ -173,13 +178,14 @@ class _Pass:
         if self.tales:
             self.tales.settle()
         steps.captures.complete()
+        steps.outputs.complete()
         steps.effects.complete(self.around)
         given, self.given = self.given, []
         if not self.run.steps:
             return given[: self.count], []
         results = [*self.final.leaves, *steps.outputs.stacks]
         tracked = [*self.final.tracked, *steps.outputs.tracked]
-        sources = [*given, *steps.captures.sources]
+        sources = [*given, *replaced_by_outer(steps.captures.sources)]
         if any(tracked):
             if not self.run.goes_back:
                 raise UnsupportedError(
@@ -188,7 +194,8 @@ class _Pass:
                     "call requires_grad_() on a floating-point tensor of the initial state"
                 )
             self.wanted = [i for i, is_wanted in enumerate(tracked) if is_wanted]
-            self.slots = [i for i, source in enumerate(sources) if _is_tracked(source)]
+            used = self._used(len(given))
+            self.slots = [i for i, source in enumerate(sources) if used[i] and _is_tracked(source)]
             tensors = [sources[i] for i in self.slots]
             aliases = [results[i].detach() for i in self.wanted]
             tied = _Tie.apply(self, aliases, *tensors)
@@ -197,6 +204,16 @@ class _Pass:
         else:
             self.traced = False  # nobody can ask for a gradient
         return results[: self.count], results[self.count :]
+
+    def _used(self, given: int) -> list[bool]:
+        """Tell which sources the graphs of the steps lead to: to others no gradient can flow.
+
+        A source that was tied to the loop nevertheless would get a gradient of None, and its hooks
+        be called with it.
+        """
+        state = [i in self.steps.uses_state for i in range(self.count)]
+        inputs = [i in self.steps.uses_inputs for i in range(given - self.count)]
+        return [*state, *inputs, *self.steps.captures.met]
 
     def _start(self) -> Run:
         run, self.final = self.length.ahead(
@@ -240,11 +257,14 @@ class _Pass:
                 self.setting,
                 torch.enable_grad(),
                 steps.captures.standing_in(),
+                steps.captures.no_new_hooks(),
                 self.shown(last=True),
                 steps.effects.unchanged(),
             ):
                 run, self.run = self.run or self._again(), None
-                state = self.length.back(run, self.final, seeds[: self.count])
+                # (The caller may have written to it: then there is nothing to compare with.)
+                final = self.final if steps.is_unchanged(self.final) else None
+                state = self.length.back(run, final, seeds[: self.count])
             steps.captures.check_recorded()
             if run.evaluations > known:
                 self.account.recomputed(run.evaluations - known, steps.seconds)
@@ -253,6 +273,13 @@ class _Pass:
             steps.outputs.gradients = ()
         found = [*state, *steps.inputs.gradients, *steps.back.gathered]
         steps.start_gradients()
+        tied = set(self.slots)
+        if any(gradient is not None and i not in tied for i, gradient in enumerate(found)):
+            raise RecomputeMismatchError(
+                "a step that was run again uses a tensor for its result that it did not use the "
+                "first time, so that its gradient would be lost. Make the step a function of its "
+                "state"
+            )
         return [found[i] for i in self.slots]
 
     def _again(self) -> Run:
@@ -260,7 +287,9 @@ class _Pass:
         known = self.final
         self.steps.effects.go_to(self.initial.around)
         run = self._start()
-        difference = self.steps.difference(self.final, known)
+        difference = None
+        if self.steps.is_unchanged(known):  # or the caller has written to it
+            difference = self.steps.difference(self.final, known)
         if difference:
             raise RecomputeMismatchError(f"the whole loop was run again and its final {difference}")
         return run

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .backend import without_function_modes
 from .numbers import Numbers
 
 __all__ = ["Reach"]
@@ -31,6 +32,10 @@ class Reach:
         self.modules: list[torch.nn.Module] = []  # that have buffers
         self.has_buffers = False  # or there may be some
         self.numbers = Numbers()
+        with without_function_modes():  # of a loop around this one: it would show leaves instead
+            self._search(functions)
+
+    def _search(self, functions: Sequence[Any]) -> None:
         seen: set[int] = set()
         stack = list(functions)
         while stack:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ... import trees
 from ...loops import StepOutputs
 from .comparing import difference_of
+from .memory.tensors import version_of
 
 __all__ = ["Outputs", "PerStep"]
 
@@ -45,11 +46,16 @@ class Outputs(StepOutputs):
     def __init__(self, steps: int, *, wanted: bool) -> None:
         super().__init__(steps, wanted=wanted)
         self.tracked: list[bool] = []  # whether gradients can come back to them
+        self._versions: dict[int, int] = {}  # of stacks, by id, when all steps had been run
 
     def keep(self, leaves: list[Any], step: int) -> None:
         super().keep(leaves, step)
         tracked = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
         self.tracked = [a or b for a, b in zip(tracked, self.tracked or tracked, strict=True)]
+
+    def complete(self) -> None:
+        """Take note that the caller gets the stacks now, and may write to them."""
+        self._versions = {id(stack): version_of(stack) for stack in self.stacks}
 
     def as_array(self, leaf: Any) -> Tensor:
         return torch.as_tensor(leaf).detach()
@@ -66,4 +72,6 @@ class Outputs(StepOutputs):
         return stack
 
     def difference(self, stack: Tensor, value: Tensor, step: int) -> str | None:
+        if self._versions.get(id(stack), version_of(stack)) != version_of(stack):
+            return None  # the caller has written to it
         return difference_of(value.to(stack.dtype), stack[step])

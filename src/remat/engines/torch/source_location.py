@@ -13,7 +13,7 @@ import torch
 
 from .memory.records import Place
 
-__all__ = ["MODULE_CALL", "caller", "describe", "module_paths", "user_code"]
+__all__ = ["MODULE_CALL", "caller", "describe", "outermost_module", "user_code"]
 
 MODULE_CALL = torch.nn.Module._call_impl.__code__
 _REMAT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
@@ -91,22 +91,22 @@ def _line_of(code: CodeType, instruction: int) -> int:
 
 def _path_of(module: torch.nn.Module) -> str:
     """Return the longest dotted path to a module from a module that contains it."""
-    path, kind = module_paths().get(id(module)), type(module).__name__
-    return f"{path} ({kind})" if path else kind
+    paths = [
+        name
+        for root in gc.get_objects()
+        if issubclass(type(root), torch.nn.Module)
+        for name, part in root.named_modules()
+        if part is module and name
+    ]
+    kind = type(module).__name__
+    return f"{max(paths, key=lambda p: p.count('.'))} ({kind})" if paths else kind
 
 
-def module_paths() -> dict[int, str]:
-    """Return the longest dotted path to every module that another one contains, by its id.
-
-    This takes a look at every object of the process.
-    """
-    paths: dict[int, str] = {}
-    modules = [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module)]
-    inner = {id(child) for module in modules for child in module.children()}
-    for root in modules:
-        if id(root) in inner:
-            continue
-        for path, part in root.named_modules():
-            if path.count(".") >= paths.get(id(part), "").count("."):
-                paths[id(part)] = path or paths.get(id(part), "")
-    return paths
+def outermost_module(frame: Any) -> torch.nn.Module | None:
+    """Return the outermost module that is being called."""
+    call = None
+    while frame is not None:
+        if frame.f_code is MODULE_CALL:
+            call = frame
+        frame = frame.f_back
+    return None if call is None else call.f_locals["self"]

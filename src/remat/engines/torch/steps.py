@@ -21,6 +21,7 @@ from ...loops import Measured
 from ...stores import Arrays
 from .arrays import TorchArrays
 from .back import WayBack
+from .backend import has_global_module_hooks
 from .captures import Captures
 from .comparing import difference_of
 from .effects import Effects, StepWatch
@@ -74,6 +75,8 @@ class Steps:
         self._single = structure.is_leaf()
         self._has_more = bool(inputs.leaves) or outputs.wanted  # than a state
         self._needs_gradients = False
+        self.uses_state: set[int] = set()  # places of leaves of the initial state
+        self.uses_inputs: set[int] = set()  # places of leaves of xs
         self.start_gradients()
 
     def start_gradients(self) -> None:
@@ -100,7 +103,7 @@ class Steps:
             results, outputs = self._run(own, inputs, step, is_new=is_new)
             known = len(self.captures)
             if is_new:
-                self._search(results + outputs, own + inputs, step)
+                self._search(results + outputs, own, inputs, step)
             if outputs:
                 self.outputs.keep(outputs, step)
             own = []
@@ -130,7 +133,7 @@ class Steps:
         own = self._own(held)
         results, inputs, outputs = own, [], []
         is_new = start >= self._reached
-        checks_numbers = self.outputs.are_compared and self.numbers.have_changed
+        checks_numbers = self.numbers.have_changed
         used: dict[int, None] = {}
         first = start
         if self._is_bare and not is_new and not checks_numbers:
@@ -140,7 +143,7 @@ class Steps:
             before = results
             results, output = self._run(results, inputs[-1], step, is_new=is_new)
             if is_new:
-                used |= dict.fromkeys(self._search(results + output, before + inputs[-1], step))
+                used |= dict.fromkeys(self._search(results + output, before, inputs[-1], step))
             elif checks_numbers:
                 self.numbers.check(step, before, results)
             if step + 1 < stop:
@@ -200,11 +203,15 @@ class Steps:
     def is_random(self) -> bool:
         return self.effects.is_random
 
-    def expect_rounding(self) -> None:
-        self.outputs.are_compared = False
+    def compare_outputs(self, wanted: bool) -> None:
+        self.outputs.are_compared = wanted
 
     def settle(self) -> None:
         """Nothing is left to find out: later steps are searched like the first one."""
+
+    def is_unchanged(self, held: HeldState) -> bool:
+        """Tell whether nobody has written to a state since it was put to rest."""
+        return versions_of(held.leaves) == held.versions
 
     def state_bytes(self, held: HeldState) -> int:
         return max(1, sum(map(self.arrays.nbytes, held.leaves)))
@@ -217,7 +224,8 @@ class Steps:
 
         Such steps may be short, so they are run with little ado.
         """
-        return self._single and not self._has_more and not self._works_in_place
+        is_plain = not self._works_in_place and not has_global_module_hooks()
+        return self._single and not self._has_more and is_plain
 
     def _advance_bare(self, state: Any, start: int, stop: int) -> LiveState:
         """Run such steps, each with a graph of its own, which shows what it closes over."""
@@ -229,7 +237,7 @@ class Steps:
             if is_new:
                 if versions_of([state]) != versions:
                     raise _writes_in_place(step)
-                self._search([new], [state], step)
+                self._search([new], [state], [], step)
             (state,), (tracked,) = state_of([new])
             if tracked and step + 1 < stop:
                 captures.mark_as_own(state.requires_grad_())
@@ -252,7 +260,9 @@ class Steps:
         except Exception as error:
             error.add_note(_place(step))
             raise
-        return new if type(new) is Tensor else self._checked(new, step)[0]
+        if type(new) is not Tensor:
+            new = self._checked(new, step)[0]
+        return self.captures.replaced([new])[0]
 
     def _run(
         self, own: list[Any], inputs: list[Any], step: int, *, is_new: bool
@@ -263,6 +273,8 @@ class Steps:
         if self._works_in_place:
             copies = {id(leaf): leaf.clone() for leaf in given if isinstance(leaf, Tensor)}
             given = [copies.get(id(leaf), leaf) for leaf in given]
+        elif has_global_module_hooks():
+            given = [_as_no_leaf(leaf) for leaf in given]
         x = None
         state = given[0] if self._single else trees.unflatten(self.structure, given[: len(own)])
         if self.inputs.structure is not None:
@@ -284,15 +296,21 @@ class Steps:
             refuse_shared(results, step)
             if not step:
                 refuse_shared(own, step)
-        return results, self.outputs.flat(output) if self.outputs.wanted else []
+        outputs = self.outputs.flat(output) if self.outputs.wanted else []
+        return self.captures.replaced(results), self.captures.replaced(outputs)
 
-    def _search(self, ends: list[Any], given: list[Any], step: int) -> list[int]:
-        """Find what a step that was run for the first time closes over."""
+    def _search(self, ends: list[Any], state: list[Any], inputs: list[Any], step: int) -> list[int]:
+        """Find what a step that was run for the first time closes over, and what it uses."""
         tensors = tensors_of(ends)
         if not self._reached:
             self._needs_gradients |= any(tensor.requires_grad for tensor in tensors)
+        found = self.captures.met_by(tensors, tensors_of(state + inputs), step)
+        if not step:
+            self.uses_state.update(self.captures.was_given(state))
+        if inputs:
+            self.uses_inputs.update(self.captures.was_given(inputs))
         self._reached = step + 1
-        return self.captures.met_by(tensors, tensors_of(given), step)
+        return found
 
     def _own(self, state: LiveState | HeldState) -> list[Any]:
         """Return a state as leaves of a graph, which require grad where the state had a history."""
@@ -349,6 +367,7 @@ class Steps:
             raise TypeError(
                 f"step {step} returned a state of another structure than it got: "
                 f"{trees.describe(structure)} instead of {trees.describe(self.structure)}"
+                f"{'; return (state, output)' if self.outputs.wanted else ''}"
             )
         return leaves
 
@@ -358,7 +377,7 @@ class Steps:
         return HeldState(leaves, tracked, versions_of(leaves), self.effects.around())
 
     def _go_to(self, held: HeldState) -> None:
-        if versions_of(held.leaves) != held.versions:
+        if not self.is_unchanged(held):
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: a state that a checkpointed loop holds was written to since; "
@@ -408,6 +427,16 @@ class _Watching:
     def __exit__(self, *error: Any) -> None:
         self._watch.__exit__(*error)
         self._steps.saw(self._watch)
+
+
+def _as_no_leaf(value: Any) -> Any:
+    """Return a view of a leaf: a tracker of modules may hook what modules get.
+
+    Such hooks (`register_multi_grad_hook`) cannot be on the very leaves that gradients are asked
+    for.
+    """
+    is_leaf = isinstance(value, Tensor) and value.requires_grad and value.is_leaf
+    return value.view_as(value) if is_leaf else value
 
 
 def _place(step: int) -> str:

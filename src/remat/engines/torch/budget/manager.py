@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ....errors import BudgetTooSmallError, UnsupportedError
-from ....plans import Plan, Trace
+from ....plans import PassRecord, Plan, Trace
 from ....sizes import format_bytes, parse_budget
 from ..memory.uncounted_writes import on_optimizer_step
 from ..modes import changing_mode, why_it_counts
@@ -22,7 +21,7 @@ from ..segment import refuse_transforms
 from .following import Follower, Planned
 from .passes import BudgetedPass, PassRegion
 
-__all__ = ["Budget", "PassReport", "Planner", "enter_budget", "run_within"]
+__all__ = ["Budget", "Planner", "enter_budget", "run_within"]
 
 Planner = Callable[[Trace, int], Plan]
 _FORWARD_SHARE = (
@@ -30,20 +29,6 @@ _FORWARD_SHARE = (
 )
 _REFINED = 1  # passes after which a plan is made again, with seconds of warm kernels
 _MANY = 32  # plans that are remembered
-
-
-@dataclass(frozen=True)
-class PassReport:
-    """What was planned for a pass, and what was measured."""
-
-    trace: Trace
-    plan: Plan
-    budget: int
-    measured_peak: int  # of activations, recomputed ones included
-    counts_gradients: bool  # whether gradients of activations are in it, too
-    recompute_seconds: float
-    recomputed_ops: int
-    followed: bool  # the pass was planned before it ran
 
 
 class Budget:
@@ -54,7 +39,7 @@ class Budget:
         self._planner = planner
         self._share = share  # of it that is planned for
         self.planned: list[Planned] = []  # the one that ran last comes first
-        self.last: PassReport | None = None
+        self.last: PassRecord | None = None
         self._pass: BudgetedPass | None = None
         self._region: PassRegion | None = None
         self._recorder: Recorder | None = None
@@ -195,7 +180,7 @@ class Budget:
     def _report(self, ended: BudgetedPass) -> None:
         planned = next((p for p in self.planned if p.keys == ended.tracer.keys), None)
         if planned is not None:
-            self.last = PassReport(
+            self.last = PassRecord(
                 planned.trace,
                 planned.plan,
                 self._bytes(planned.trace.plain_peak),
@@ -204,6 +189,7 @@ class Budget:
                 ended.recompute_seconds,
                 ended.recomputed_ops,
                 ended.follows,
+                tuple(ended.meter.curve),
             )
 
 

@@ -23,6 +23,7 @@ class StorageMeter:
     def __init__(self) -> None:
         self.live = 0
         self.peak = 0
+        self.curve: list[int] = []  # what was live whenever something was made
         self._storages: dict[int, tuple[ref[Any], int]] = {}  # by address, while they are alive
 
     def add(self, tensor: Tensor) -> bool:
@@ -37,6 +38,7 @@ class StorageMeter:
         self._storages[key] = ref(storage, partial(_freed, ref(self), key)), nbytes
         self.live += nbytes
         self.peak = max(self.peak, self.live)
+        self.curve.append(self.live)
         return True
 
     def remove(self, tensor: Tensor) -> None:

@@ -135,7 +135,7 @@ class BudgetedPass:
 
     def _keep(self, value: Value, tensor: Tensor) -> None:
         value.companion = None  # a by-product does not go with what its op is run for
-        if value.op is not None and value.held is None and not value.must_recompute:
+        if _is_to_decide(value):
             hold(value, alias(tensor))
             # Autograd counts a write when the op is done.
             assert value.held is not None
@@ -176,7 +176,7 @@ class BudgetedPass:
 
     def keep_if_unplanned(self, saved: NodeTensor, tensor: Tensor) -> None:
         value = saved.value
-        if self.follows or value.held is not None or value.op is None or value.must_recompute:
+        if self.follows or saved.tensor is not None or not _is_to_decide(value):
             return
         nbytes = self.tracer.nbytes(value)
         saved.keep(tensor)
@@ -253,3 +253,8 @@ class BudgetedPass:
     def handed_over(self) -> None: ...
 
     def end_of_pass(self) -> None: ...
+
+
+def _is_to_decide(value: Value) -> bool:
+    """Return whether it is for a policy to say if a value is held."""
+    return value.op is not None and value.held is None and not value.must_recompute

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import ref
@@ -16,7 +17,7 @@ from ....plans.trace import Op as TracedOp
 from ....plans.trace import Value as TracedValue
 from ..memory.records import Op, Origin, Place, Value
 from ..memory.tensors import nbytes_of
-from ..source_location import describe, module_paths
+from ..source_location import describe, outermost_module
 
 __all__ = ["Key", "Tracer", "key_of"]
 
@@ -77,6 +78,7 @@ class Tracer:
         self._used: dict[int, None] = {}
         self._is_forward = True
         self._pinned: set[int] = set()
+        self._paths: dict[int, str] = {}  # of modules, by id
         self._saved: set[int] = set()
         self.plain_bytes = 0  # that the pass would hold by now without checkpointing
 
@@ -109,10 +111,23 @@ class Tracer:
             if before is None:
                 self.plain_bytes += self._values[-1].nbytes
         makes = tuple(self.number(value) for value, _ in made)
-        self._ops.append(_Noted(op.traits.func, op.place, key_of(op, made), reads, makes))
+        module = self._module_path(op)
+        self._ops.append(_Noted(op.traits.func, op.place, module, key_of(op, made), reads, makes))
         self._seconds.append(seconds)
         if len(self._saves) < len(self._ops):
             self._saves.append({})
+
+    def _module_path(self, op: Op) -> str:
+        """Return the path of the module that called an op, from the outermost one."""
+        module = None if op.place[2] is None else op.place[2]()
+        if module is None:
+            return ""
+        if id(module) not in self._paths:
+            root = outermost_module(sys._getframe(1))
+            self._paths[id(module)] = type(module).__name__
+            for path, part in () if root is None else root.named_modules():
+                self._paths[id(part)] = path or type(part).__name__
+        return self._paths[id(module)]
 
     def number(self, value: Value) -> int:
         """Return the number of a value; one that is new is an input of the pass."""
@@ -187,7 +202,6 @@ class Tracer:
     def trace(self, seconds: list[float] | None = None) -> Trace:
         """Return the trace, with seconds of several passes if given; equal ops get equal ones."""
         smoothed = _smoothed([op.key for op in self._ops], seconds or self._seconds)
-        paths = module_paths()
         ops = tuple(
             TracedOp(
                 name=str(op.func),
@@ -195,7 +209,7 @@ class Tracer:
                 makes=op.makes,
                 seconds=smoothed[number],
                 place=describe(op.place, with_module=False),
-                module=op.module_path(paths),
+                module=op.module,
                 saves=tuple(self._saves[number]),
                 workspace_bytes=self._workspace.get(number, 0),
             )
@@ -245,13 +259,10 @@ class _Noted(NamedTuple):
 
     func: Any
     place: Place
+    module: str
     key: Key
     reads: tuple[int, ...]
     makes: tuple[int, ...]
-
-    def module_path(self, paths: Mapping[int, str]) -> str:
-        module = None if self.place[2] is None else self.place[2]()
-        return "" if module is None else paths.get(id(module), type(module).__name__)
 
 
 def key_of(op: Op, made: Made) -> Key:

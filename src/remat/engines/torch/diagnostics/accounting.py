@@ -10,9 +10,8 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
-from weakref import ref
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from ....plans import trace
 from ....watching import Watcher
@@ -22,7 +21,7 @@ from ..region import Region, SavedTensor
 from ..replay import NeededOp, find_needs
 from ..source_location import describe
 
-__all__ = ["Accounting", "ObservedTensor", "name_of"]
+__all__ = ["Accounting", "ObservedTensor", "name_of", "storage_number"]
 
 _numbers = itertools.count()
 
@@ -54,14 +53,13 @@ class Accounting:
         self._saves: dict[int, dict[int, None]] = {}  # by op
         self._used: list[int] = []
         self._inputs: list[int] = []  # what the region starts from
+        self._plain: set[int] = set()  # what a plain pass keeps for the region
+        self._kept: dict[int, int] = {}  # what is kept instead, and its bytes
         self._alive = 0  # saved tensors
         self._live: dict[Value, int] = {}  # what a replay holds at this time
-        self._gradients: dict[int, Any] = {}  # hooks of parameters without a gradient yet
 
     def __del__(self) -> None:
         self._free_inputs()
-        for hook in self._gradients.values():
-            hook.remove()
 
     # -- forward -----------------------------------------------------------------------------------
 
@@ -95,24 +93,7 @@ class Accounting:
             is_parameter = value.origin is Origin.PARAMETER
             kind = trace.Kind.PARAMETER if is_parameter else trace.Kind.INPUT
             self._values.append(trace.Value(nbytes, kind=kind))
-            if is_parameter and held is not None:
-                self._expect_gradient(held.tensor)
         return number
-
-    def _expect_gradient(self, parameter: Tensor) -> None:
-        """Count the gradient of a parameter from when it is allocated: with and without us."""
-        if parameter.grad is None and id(parameter) not in self._gradients:
-            hook = _OnGradient(ref(self), id(parameter))
-            register = parameter.register_post_accumulate_grad_hook
-            self._gradients[id(parameter)] = register(hook)
-
-    def gradient_came(self, parameter: Tensor, key: int) -> None:
-        hook = self._gradients.pop(key, None)
-        if hook is not None and parameter.grad is not None:
-            hook.remove()
-            for watcher, _ in self._watchers:
-                watcher.would_hold(("gradient", key), nbytes_of(parameter.grad))
-                watcher.holds(("gradient", key), nbytes_of(parameter.grad))
 
     def ran_in_backward(self, out: Any) -> None:
         """What a backward pass makes is there with and without checkpointing."""
@@ -123,10 +104,16 @@ class Accounting:
         if saved.value.is_leaf:
             return
         saved.plain_key = _key(tensor)
-        for watcher, _ in self._watchers:
-            watcher.would_hold(saved.plain_key, nbytes_of(tensor))
+        nbytes = nbytes_of(tensor)
+        is_new = saved.plain_key not in self._plain
+        self._plain.add(saved.plain_key)
+        for watcher, number in self._watchers:
+            watcher.would_hold(saved.plain_key, nbytes)
+            if is_new:
+                watcher.kept(number, plain=nbytes)
         if saved.tensor is not None or saved.value.held is not None:
             self.got(saved, tensor)
+            self._kept[saved.plain_key] = nbytes
 
     def _note_saved(self, value: int) -> int:
         """Return the op that a value is saved for: the last, if it made it; else the next.
@@ -147,9 +134,12 @@ class Accounting:
         wanted = [saved.operand for saved in region.living()]
         for value in find_needs(wanted, {}).uses:
             if value.held is not None and not value.is_leaf:
-                key = _key(value.held.tensor)
+                key, nbytes = _key(value.held.tensor), nbytes_of(value.held.tensor)
                 self._inputs.append(key)
-                self._holds(key, nbytes_of(value.held.tensor))
+                self._kept[key] = nbytes
+                self._holds(key, nbytes)
+        for watcher, number in self._watchers:
+            watcher.kept(number, held=sum(self._kept.values()))
 
     # -- backward ----------------------------------------------------------------------------------
 
@@ -221,19 +211,6 @@ class Accounting:
             watcher.frees(key)
 
 
-class _OnGradient:
-    """A hook of a parameter that does not keep the accounting alive."""
-
-    def __init__(self, accounting: ref[Accounting], key: int) -> None:
-        self._accounting = accounting
-        self._key = key
-
-    def __call__(self, parameter: Tensor) -> None:
-        accounting = self._accounting()
-        if accounting is not None:
-            accounting.gradient_came(parameter, self._key)
-
-
 def name_of(what: Any) -> str:
     """Return the name of a region: text, or that of the function that it is of."""
     return what if isinstance(what, str) else getattr(what, "__qualname__", type(what).__name__)
@@ -243,7 +220,11 @@ def _key(tensor: Tensor) -> int:
     """Return the number of a tensor's storage, under which its memory is counted."""
     if not is_plain(tensor):
         return -id(tensor)
-    storage = tensor.untyped_storage()
+    return storage_number(tensor.untyped_storage())
+
+
+def storage_number(storage: UntypedStorage) -> int:
+    """Return the number of a storage, which no other one ever has."""
     number: int | None = getattr(storage, "_remat_number", None)
     if number is None:
         number = storage._remat_number = next(_numbers)  # type: ignore[attr-defined]

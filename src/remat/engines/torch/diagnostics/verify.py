@@ -27,7 +27,7 @@ from ..selective import torch_policy
 from ..source_location import caller, describe
 from .accounting import Accounting
 
-__all__ = ["verify"]
+__all__ = ["left_as_found", "verify"]
 
 Buffers = Mapping[str, Tensor]
 _UNKNOWN = "Every op is the same, in the forward pass and when it is run again: please report this"
@@ -82,14 +82,14 @@ def verify(
             close_region(region, None)
 
     checker = Checker()
-    with _left_as_found(owned.buffers):
+    with left_as_found(owned.buffers):
         plain = _run(call, sources, owned.buffers)
-    with _left_as_found(owned.buffers):
+    with left_as_found(owned.buffers):
         checked = _run(partial(call, options), sources, owned.buffers)
     for what, before, after in zip(Outcome._fields, plain, checked, strict=True):
         different = [key for key in before if before[key] != after.get(key)]
         if different or before.keys() != after.keys():
-            with _left_as_found(owned.buffers):
+            with left_as_found(owned.buffers):
                 cause = _first_difference(call, owned.buffers) or checker.found or _UNKNOWN
             raise RecomputeMismatchError(
                 f"{name}: {what} differ with and without checkpointing: "
@@ -186,7 +186,7 @@ def _first_difference(call: Callable[[], Any], buffers: Buffers) -> str:
     """Run a function twice more, and name the first op that differs, if any does."""
     logs = []
     for _ in range(2):
-        with _left_as_found(buffers), _Log() as log:
+        with left_as_found(buffers), _Log() as log:
             call()
         logs.append(log.seen)
     for first, second in zip(*logs, strict=False):
@@ -203,7 +203,7 @@ def _first_difference(call: Callable[[], Any], buffers: Buffers) -> str:
 
 
 @contextmanager
-def _left_as_found(buffers: Buffers) -> Iterator[None]:
+def left_as_found(buffers: Buffers) -> Iterator[None]:
     """Leave buffers and random states as they were found."""
     values = [(buffer, buffer.detach().clone()) for buffer in buffers.values()]
     states = _random_states()

@@ -266,7 +266,7 @@ class Recorder(TorchDispatchMode):
         """
         if not traits.may_write or traits.reshapes_in_place:
             out = traits.call(*args, **kwargs)
-            if self.region.observer is not None:
+            if self.region.observer is not None and traits.makes_memory:
                 self.region.observer.ran_in_backward(out)
             return out
         writes = self._writes

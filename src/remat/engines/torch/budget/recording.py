@@ -1,0 +1,82 @@
+"""The trace of one pass of a function, for frontiers and memory reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .... import trees
+from ....errors import UnsupportedError
+from ....plans import Plan, Trace
+from ..belongings import belongings_of
+from ..diagnostics.verify import left_as_found
+from .manager import Budget
+
+__all__ = ["record_trace"]
+
+_PLENTY = 1 << 62  # bytes
+
+
+def record_trace(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Trace:
+    """Run a function forward and backward, and return what it did.
+
+    It runs twice: the first pass is cold. Buffers, gradients and random state are left as they
+    were found.
+    """
+    owned = belongings_of(function)
+    with torch.enable_grad():
+        for _ in range(2):
+            with left_as_found(owned.buffers):
+                trace, seconds = _record(function, args, kwargs, list(owned.sources.values()))
+    return _with_backward(trace, seconds)
+
+
+def _record(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], sources: list[Any]
+) -> tuple[Trace, float]:
+    budget = Budget(_PLENTY, lambda trace, _: Plan(frozenset(trace.saved)))
+    if not budget.can_begin():
+        raise UnsupportedError(
+            "a pass is recorded on its own: call this outside of checkpointed regions, scopes, "
+            "managers and dispatch modes"
+        )
+    budget.begin()
+    try:
+        result = function(*args, **kwargs)
+    except BaseException:
+        budget.end(failed=True)
+        raise
+    budget.end()
+    if not budget.planned:
+        raise UnsupportedError("the function ran no op on tensors, so there is nothing to plan")
+    return budget.planned[0].trace, _backward(result, [*sources, *trees.flatten((args, kwargs))[0]])
+
+
+def _backward(result: Any, sources: list[Any]) -> float:
+    """Go back through a result without accumulating gradients; return the seconds."""
+    ends = [r for r in trees.flatten(result)[0] if isinstance(r, Tensor) and r.requires_grad]
+    starts = [s for s in sources if isinstance(s, Tensor) and s.requires_grad]
+    if not ends or not starts:
+        raise UnsupportedError(
+            "the function has no gradient: none of its results depends on a parameter or input "
+            "that requires grad"
+        )
+    began = time.perf_counter()
+    torch.autograd.grad(ends, starts, [torch.ones_like(end) for end in ends], allow_unused=True)
+    return time.perf_counter() - began
+
+
+def _with_backward(trace: Trace, seconds: float) -> Trace:
+    """Return the trace with the time of backward, which is measured as a whole, spread over it."""
+    forward = trace.seconds or 1.0
+    ops = tuple(
+        dataclasses.replace(op, backward_seconds=seconds * op.seconds / forward) for op in trace.ops
+    )
+    return dataclasses.replace(trace, ops=ops)

@@ -1,0 +1,216 @@
+"""What a pass under a budget holds: by module, at its peak, predicted and measured."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..plans import Alive, Kind, PassRecord, Plan, Simulation, Trace, simulate
+from ..sizes import format_bytes
+
+__all__ = ["BudgetReport", "ModuleRow", "memory_text", "module_rows", "modules_at_peak"]
+
+_ROWS = 12  # of a table
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRow:
+    """What a plan does with what the ops of a module make."""
+
+    module: str
+    kept_bytes: int
+    recomputed_bytes: int
+    recompute_seconds: float
+
+    @property
+    def bytes_per_second(self) -> float:
+        """The bytes that a second of recomputation saves."""
+        return self.recomputed_bytes / self.recompute_seconds if self.recompute_seconds else 0.0
+
+
+class BudgetReport:
+    """A pass under a budget: what was planned and what was measured, as text and as a picture."""
+
+    def __init__(self, record: PassRecord) -> None:
+        self.record = record
+        self.trace, self.plan = record.trace, record.plan
+        self.budget = record.budget
+
+    def text(self) -> str:
+        """Return it as text: peaks and times, a table by module, what is alive at the peak."""
+        simulation = simulate(self.trace, self.plan)
+        return "\n".join(
+            [
+                *self._headline(simulation),
+                "",
+                _table(
+                    ["module", "kept", "recomputed", "seconds", "saved per second"],
+                    [_cells(row) for row in module_rows(self.trace, self.plan)],
+                ),
+                f"at the peak, in {_moment(self.trace, simulation)}:",
+                _table(["module and line", "what", "bytes"], _alive_rows(self.trace, simulation)),
+            ]
+        )
+
+    def _headline(self, simulation: Simulation) -> Iterable[str]:
+        plain = self.trace.plain_peak
+        what = "activations and gradients" if self.record.counts_gradients else "activations"
+        yield (
+            f"budget {format_bytes(self.budget)}, plain peak {format_bytes(plain)}, "
+            f"predicted peak {format_bytes(simulation.peak_bytes)}, "
+            f"measured ({what}) {format_bytes(self.record.measured_peak)}"
+        )
+        forward = self.trace.seconds
+        share = f" ({simulation.extra_seconds / forward:.0%} of forward)" if forward else ""
+        yield (
+            f"recomputation: predicted {simulation.extra_seconds:.4g} s{share}, at least "
+            f"{self.plan.lower_bound_seconds:.4g} s; measured "
+            f"{self.record.recompute_seconds:.4g} s in {self.record.recomputed_ops} ops"
+        )
+        if not self.record.followed:
+            yield "this pass was not planned yet: values were dropped as the budget required"
+        if simulation.peak_bytes > plain:
+            yield (
+                "recomputation raises the peak above that of a plain pass, in "
+                f"{_moment(self.trace, simulation)}; give a larger budget, or none"
+            )
+
+    def plot(self, path: str | Path) -> Path:
+        """Draw memory over the pass, plain, planned and measured, with the budget; return the file.
+
+        The ending of `path` says the format: .png, .svg or .pdf. Needs matplotlib.
+        """
+        from .plots import plot_budget  # noqa: PLC0415  (only if it is used)
+
+        keep_all = Plan(frozenset(_computed(self.trace)))
+        curves = {
+            "plain": [m.nbytes for m in simulate(self.trace, keep_all).memory],
+            "planned": [m.nbytes for m in simulate(self.trace, self.plan).memory],
+        }
+        if self.record.curve:
+            curves["measured"] = list(self.record.curve)
+        return plot_budget(curves, self.budget, path)
+
+    def __repr__(self) -> str:
+        return (
+            f"BudgetReport(budget {format_bytes(self.budget)}, "
+            f"predicted peak {format_bytes(self.plan.peak_bytes)}, "
+            f"measured {format_bytes(self.record.measured_peak)}, "
+            f"{self.record.recomputed_ops} ops recomputed)"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self.text()}</pre>"
+
+
+def _computed(trace: Trace) -> list[int]:
+    return [number for number in trace.saved if trace.values[number].kind is Kind.COMPUTED]
+
+
+def module_rows(trace: Trace, plan: Plan) -> list[ModuleRow]:
+    """Return what a plan does by module, those that hold or recompute most first."""
+    kept: dict[str, int] = {}
+    dropped: dict[str, int] = {}
+    seconds: dict[str, float] = {}
+    for number in trace.saved:
+        value = trace.values[number]
+        if value.made_by is not None:
+            is_kept = number in plan.keep or value.kind is Kind.FIXED
+            where = kept if is_kept else dropped
+            module = trace.ops[value.made_by].module
+            where[module] = where.get(module, 0) + value.nbytes
+    for ops in simulate(trace, plan).recomputed:
+        for number in ops:
+            op = trace.ops[number]
+            seconds[op.module] = seconds.get(op.module, 0.0) + op.seconds
+    rows = [
+        ModuleRow(module, kept.get(module, 0), dropped.get(module, 0), seconds.get(module, 0.0))
+        for module in kept | dropped | seconds
+    ]
+    return sorted(rows, key=lambda row: -(row.kept_bytes + row.recomputed_bytes))
+
+
+def modules_at_peak(trace: Trace, simulation: Simulation) -> list[tuple[str, str, int]]:
+    """Return what is alive at the peak: module and line, what it is, bytes; the largest first."""
+    found: dict[tuple[str, str], int] = {}
+    for alive in simulation.alive:
+        key = _place_of(trace, alive), alive.what
+        found[key] = found.get(key, 0) + alive.nbytes
+    rows = [(place, what, nbytes) for (place, what), nbytes in found.items()]
+    return sorted(rows, key=lambda row: -row[2])
+
+
+def memory_text(trace: Trace) -> str:
+    """Return where the memory of a plain pass goes, as text."""
+    simulation = simulate(trace, Plan(frozenset(_computed(trace))))
+    saved = sorted(
+        ((row.module, row.kept_bytes) for row in module_rows(trace, Plan(frozenset(trace.saved)))),
+        key=lambda row: -row[1],
+    )
+    total = trace.saved_bytes or 1
+    cells = [[name or "-", format_bytes(n), f"{n / total:.0%}"] for name, n in saved]
+    return "\n".join(
+        [
+            f"peak {format_bytes(simulation.peak_bytes)} in {_moment(trace, simulation)}; "
+            f"saved for backward {format_bytes(trace.saved_bytes)}",
+            "",
+            _table(["module", "saved for backward", "share"], cells),
+            "at the peak:",
+            _table(["module and line", "what", "bytes"], _alive_rows(trace, simulation)),
+        ]
+    )
+
+
+def _place_of(trace: Trace, alive: Alive) -> str:
+    if alive.what == "workspace":
+        op = trace.ops[alive.number]
+    else:
+        made_by = trace.values[alive.number].made_by
+        if made_by is None:
+            return "inputs and parameters"
+        op = trace.ops[made_by]
+    line = op.place.split(", ")[-1]
+    return f"{op.module or '-'}: {line}" if line else op.module or op.name
+
+
+def _moment(trace: Trace, simulation: Simulation) -> str:
+    peak = simulation.peak
+    op = trace.ops[peak.op]
+    phase = {"forward": "forward", "backward": "the backward", "recompute": "the recomputation"}
+    where = f" in {op.module}" if op.module else ""
+    return f"{phase[peak.phase]} of {op.name}{where}"
+
+
+def _alive_rows(trace: Trace, simulation: Simulation) -> list[list[str]]:
+    rows = modules_at_peak(trace, simulation)
+    return [[place, what, format_bytes(nbytes)] for place, what, nbytes in rows]
+
+
+def _cells(row: ModuleRow) -> list[str]:
+    rate = f"{format_bytes(row.bytes_per_second)}/s" if row.recompute_seconds else "-"
+    return [
+        row.module or "-",
+        format_bytes(row.kept_bytes),
+        format_bytes(row.recomputed_bytes),
+        f"{row.recompute_seconds:.4f}",
+        rate,
+    ]
+
+
+def _table(headings: list[str], rows: list[list[str]]) -> str:
+    from rich.console import Console  # noqa: PLC0415  (only if it is used)
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table()
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", overflow="fold")
+    for row in rows[:_ROWS]:
+        table.add_row(*map(Text, row))
+    if len(rows) > _ROWS:
+        table.add_row(f"and {len(rows) - _ROWS} more", *[""] * (len(headings) - 1))
+    page = io.StringIO()
+    Console(file=page, width=120, color_system=None).print(table)
+    return page.getvalue().rstrip("\n")
