@@ -269,12 +269,24 @@ def test_the_signature_of_forward_stays() -> None:
     assert inspect.signature(remat.apply(block, Block).forward) == expected
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # by the compiler itself
 def test_torch_compile_sees_the_regions() -> None:
     model = Model(Leaf(), Leaf())
     expected = gradients(model)
     compiled = torch.compile(remat.apply(model), backend="aot_eager")
     for found, wanted in zip(gradients(compiled), expected, strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+def test_evaluation_is_quiet() -> None:
+    model = remat.apply(Model()).eval()
+    with torch.no_grad():
+        plain = remat.remove(copy.deepcopy(model))
+        x = torch.ones(2, 4)
+        torch.manual_seed(0)
+        expected = plain(x)
+        torch.manual_seed(0)
+        assert torch.equal(model(x), expected)
 
 
 # -- taken out again -------------------------------------------------------------------------------

@@ -139,7 +139,9 @@ class _Runs:
     policy: Any
 
     def __call__(self, path: str) -> _LayerRunner:
-        options = SegmentOptions(self.preserve_rng_state, name=path or "model", policy=self.policy)
+        options = SegmentOptions(
+            self.preserve_rng_state, name=path or "model", is_installed=True, policy=self.policy
+        )
         return _LayerRunner(options)
 
 

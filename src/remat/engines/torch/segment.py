@@ -53,7 +53,8 @@ def run_segment(
     except BaseException:
         close_region(region, None)
         raise
-    close_region(region, function)
+    is_evaluation = options.is_installed and not torch.is_grad_enabled()
+    close_region(region, None if is_evaluation else function)
     return result
 
 
