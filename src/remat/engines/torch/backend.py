@@ -8,7 +8,7 @@ Attributes of tensors that are private by name but common knowledge (`_version`,
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import attrgetter
@@ -27,6 +27,7 @@ __all__ = [
     "Guards",
     "are_functorch_transforms_active",
     "below_autograd",
+    "composable_states",
     "count_dispatch_modes",
     "count_function_modes",
     "current_graph_task",
@@ -224,6 +225,16 @@ _eval_frame: Any = _private("_C._dynamo.eval_frame", "keeps the compiler out of 
 
 def is_traced_by_make_fx() -> bool:
     return _get_dispatch_mode(_mode_keys.PROXY) is not None
+
+
+def composable_states() -> Mapping[Any, Any]:
+    """Return the modules that `fully_shard` and the like manage, with references to their states.
+
+    It is looked up when it is needed: without FSDP nobody has loaded it.
+    """
+    states = sys.modules.get("torch.distributed._composable_state")
+    mapping: Mapping[Any, Any] = getattr(states, "_module_state_mapping", {})
+    return mapping
 
 
 def never_compiled(function: Any) -> None:
