@@ -2,7 +2,9 @@
 
 from . import policies
 from .api.apply import applied, apply, remove
+from .api.budgets import CheckpointManager, auto_checkpoint
 from .api.chains import ActivationCheckpointer, CheckpointConfig
+from .api.frontiers import frontier, memory_report
 from .api.gradients import grad, value_and_grad
 from .api.groups import CheckpointGroup
 from .api.loops import checkpointed_loop, checkpointed_scan, checkpointed_while
@@ -10,7 +12,7 @@ from .api.profiling import CheckpointProfiler
 from .api.scopes import CheckpointNode, CheckpointScope, is_checkpoint, mark_checkpoint, name
 from .api.segments import adaptive_checkpoint, checkpoint, checkpoint_segment
 from .api.sequential import checkpoint_sequential
-from .api.verifying import verify
+from .api.verify import verify
 from .errors import (
     BudgetTooSmallError,
     LoopTransformError,
@@ -38,6 +40,7 @@ __all__ = [
     "BudgetTooSmallError",
     "CheckpointConfig",
     "CheckpointGroup",
+    "CheckpointManager",
     "CheckpointNode",
     "CheckpointProfiler",
     "CheckpointScope",
@@ -56,6 +59,7 @@ __all__ = [
     "adaptive_checkpoint",
     "applied",
     "apply",
+    "auto_checkpoint",
     "checkpoint",
     "checkpoint_segment",
     "checkpoint_sequential",
@@ -64,10 +68,12 @@ __all__ = [
     "checkpointed_while",
     "compute_checkpoint_positions",
     "estimate_checkpoint_savings",
+    "frontier",
     "get_memory_savings",
     "grad",
     "is_checkpoint",
     "mark_checkpoint",
+    "memory_report",
     "name",
     "plan_loop",
     "policies",

@@ -35,7 +35,14 @@ class RematError(Exception):
 
 
 class BudgetTooSmallError(RematError):
-    """No plan fits the bytes that were given; says how many are needed."""
+    """No plan fits the bytes that were given; says how many are needed.
+
+    `smallest` is that number, where it is known.
+    """
+
+    def __init__(self, message: str, *, smallest: int | None = None) -> None:
+        super().__init__(message)
+        self.smallest = smallest
 
 
 class LoopTransformError(RematError):

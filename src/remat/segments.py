@@ -16,7 +16,6 @@ class SegmentOptions:
     preserve_rng_state: bool = True
     threshold: int | None = None  # keep everything if that takes no more bytes than this
     name: str = ""
-    is_installed: bool = False  # into a model: it may be run without gradients, as in evaluation
     policy: Any = None  # what is kept inside: one of remat.policies, or what the engine accepts
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .html_table import html_table
+from .sizes import counted
+
 __all__ = ["Verification"]
 
 
@@ -14,6 +17,9 @@ class Verification:
     >>> found = Verification("layer", outputs=1, gradients=2, ops=3)
     >>> print(found)
     layer is the same with and without checkpointing: 1 output, 2 gradients, 3 ops, random state
+    >>> found
+    <Verification: layer is the same with and without checkpointing: 1 output, 2 gradients, 3 ops,
+    random state>
     >>> bool(found)
     True
     """
@@ -28,13 +34,24 @@ class Verification:
     def __bool__(self) -> bool:
         return True
 
-    def __str__(self) -> str:
-        counts = {
+    def __repr__(self) -> str:
+        return f"<Verification: {self}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(f"{word}s", f"{n:,}") for word, n in self._counts().items()]
+        rows.append(("random state", "yes" if self.random_state else "no"))
+        title = f"{self.function}: the same with and without checkpointing"
+        return html_table(("compared", ""), rows, title=title)
+
+    def _counts(self) -> dict[str, int]:
+        return {
             "output": self.outputs,
             "gradient": self.gradients,
             "buffer": self.buffers,
             "op": self.ops,
         }
-        parts = [f"{n} {word}{'s' * (n != 1)}" for word, n in counts.items() if n]
+
+    def __str__(self) -> str:
+        parts = [counted(n, word) for word, n in self._counts().items() if n]
         parts += ["random state"] * self.random_state
         return f"{self.function} is the same with and without checkpointing: {', '.join(parts)}"

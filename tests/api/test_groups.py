@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import remat
-from remat.watching import watchers
+from remat.observers import observers
 
 X = np.array([1.0, 2.0, 3.0])
 
@@ -62,13 +62,13 @@ def test_segments_of_a_group_may_be_nested() -> None:
     group = remat.CheckpointGroup()
 
     def outer(x):
-        assert len(watchers()) == 1
+        assert len(observers()) == 1
         return group.checkpoint_fn(np.sin, x) * 2
 
     np.testing.assert_allclose(
         remat.grad(lambda x: np.sum(group.checkpoint_fn(outer, x)))(X), 2 * np.cos(X)
     )
-    assert watchers() == ()
+    assert observers() == ()
 
 
 def test_nobody_watches_after_an_error() -> None:
@@ -77,7 +77,7 @@ def test_nobody_watches_after_an_error() -> None:
 
     with pytest.raises(RuntimeError, match="on purpose"):
         remat.CheckpointGroup().checkpoint_fn(fail, X)
-    assert watchers() == ()
+    assert observers() == ()
 
 
 def _double(x):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
 
@@ -49,6 +50,23 @@ def test_what_was_added_to_the_node_of_a_scope_comes_after_what_it_computes() ->
     node.clear_saved_activations()
     y.sum().backward()
     assert torch.equal(x.grad, (x.exp().cos() * x.exp()).detach())
+
+
+def test_a_node_shows_what_it_holds() -> None:
+    x = torch.randn(1000, requires_grad=True)
+    scope = remat.CheckpointScope("part")
+    with scope:
+        y = remat.mark_checkpoint(x.exp()).sin().cos()
+    (node,) = scope.nodes
+    shown = "<CheckpointNode of scope 'part': 1 activation held in 4.0 KB, 1 recompute function>"
+    assert repr(node) == shown
+    y.sum().backward()
+    del y
+    gc.collect()
+    assert repr(node) == (
+        "<CheckpointNode of scope 'part': 0 activations held in 0 B, 0 recompute functions, its "
+        "backward pass is done>"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A profiler that is told tales: what it counts, and when."""
+"""A profiler that gets events: what it counts, and when."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from xml.etree import ElementTree
 import pytest
 
 import remat
+from remat.observers import observers
 from remat.plans.trace import Trace
-from remat.watching import watchers
 
 
 def tell(*, name="layer", plain=900, held=100, ops=3, seconds=0.5):
-    for watcher in watchers():
-        region = watcher.region_ran(name)
-        watcher.kept(region, plain=plain)
-        watcher.kept(region, held=held)
-        watcher.would_hold("tape", plain)
-        watcher.holds("input", held)
-        watcher.recomputed(region, ops, seconds)
-        watcher.would_free("tape")
-        watcher.frees("input")
-        watcher.traced(region, Trace((), ()))
+    for observer in observers():
+        region = observer.region_ran(name)
+        observer.kept(region, plain=plain)
+        observer.kept(region, held=held)
+        observer.would_hold("tape", plain)
+        observer.holds("input", held)
+        observer.recomputed(region, ops, seconds)
+        observer.would_free("tape")
+        observer.frees("input")
+        observer.traced(region, Trace((), ()))
 
 
 def numbers(profiler):
@@ -60,7 +60,7 @@ def test_it_can_be_started_and_stopped_by_hand() -> None:
     tell()
     profiler.stop_tracking()
     assert numbers(profiler) == (800, 1, 1, 0.5)
-    assert watchers() == ()
+    assert observers() == ()
 
 
 def test_starting_again_begins_from_zero() -> None:
@@ -74,12 +74,12 @@ def test_starting_again_begins_from_zero() -> None:
 def test_a_region_that_goes_on_after_the_end_is_not_counted() -> None:
     profiler = remat.CheckpointProfiler()
     with profiler:
-        (watcher,) = watchers()
-        region = watcher.region_ran("layer")
-    watcher.recomputed(region, 1, 1.0)
+        (observer,) = observers()
+        region = observer.region_ran("layer")
+    observer.recomputed(region, 1, 1.0)
     assert profiler.recompute_count() == 0
     with profiler:
-        watcher.recomputed(region, 1, 1.0)
+        observer.recomputed(region, 1, 1.0)
     assert profiler.recompute_count() == 0
 
 
@@ -97,7 +97,7 @@ def test_starting_twice_is_an_error() -> None:
             profiler.start_tracking()
         with pytest.raises(remat.RematError, match="tracking already"), profiler:
             pass
-        assert len(watchers()) == 1
+        assert len(observers()) == 1
 
 
 def test_stopping_what_was_not_started_is_an_error() -> None:
@@ -134,7 +134,7 @@ def test_an_error_inside_ends_the_tracking() -> None:
     with pytest.raises(RuntimeError, match="on purpose"), profiler:
         raise RuntimeError("on purpose")
     assert not profiler.is_tracking
-    assert watchers() == ()
+    assert observers() == ()
 
 
 # -- for people ------------------------------------------------------------------------------------
@@ -183,14 +183,14 @@ def test_the_report_says_if_a_region_around_everything_saves_nothing() -> None:
     """What it drops comes back at once: the remedy is to checkpoint its parts."""
     with remat.CheckpointProfiler() as profiler:
         for _ in range(3):  # steps of a training
-            (watcher,) = watchers()
-            region = watcher.region_ran("model")
-            watcher.would_hold("activations", 900)
-            watcher.kept(region, plain=900)
-            watcher.holds("replayed", 900)
-            watcher.recomputed(region, 50, 0.1)
-            watcher.frees("replayed")
-            watcher.would_free("activations")
+            (observer,) = observers()
+            region = observer.region_ran("model")
+            observer.would_hold("activations", 900)
+            observer.kept(region, plain=900)
+            observer.holds("replayed", 900)
+            observer.recomputed(region, 50, 0.1)
+            observer.frees("replayed")
+            observer.would_free("activations")
     assert profiler.report().splitlines()[-1] == (
         "Checkpointing did not lower the peak: 'model' recomputes 900 B at once. Checkpoint its "
         "parts instead (each block of a model), so that one part at a time is recomputed."
@@ -200,16 +200,16 @@ def test_the_report_says_if_a_region_around_everything_saves_nothing() -> None:
 def test_the_report_says_if_the_peak_lies_elsewhere() -> None:
     with remat.CheckpointProfiler() as profiler:
         tell()
-        (watcher,) = watchers()
-        watcher.allocated("gradients", 10_000)
+        (observer,) = observers()
+        observer.allocated("gradients", 10_000)
     assert "it lies where regions do not help" in profiler.report()
 
 
 def test_before_backward_the_report_does_not_judge_the_peak() -> None:
     with remat.CheckpointProfiler() as profiler:
-        (watcher,) = watchers()
-        watcher.kept(watcher.region_ran("model"), plain=900, held=10)
-        watcher.allocated("activations", 900)
+        (observer,) = observers()
+        observer.kept(observer.region_ran("model"), plain=900, held=10)
+        observer.allocated("activations", 900)
         assert profiler.report().splitlines()[-1].startswith("peak of a plain pass")
 
 

@@ -1,3 +1,5 @@
+from xml.etree import ElementTree
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -36,7 +38,7 @@ from tests.schedules.strategies import disks, thorough
         ),
         (
             *(1000, {"memory_bytes": "64MB", "state_bytes": "1MB", "tape_bytes": "3MB"}),
-            *("mixed", "the exact programme over states and tapes uses the room best"),
+            *("mixed", "optimal for states and tapes"),
         ),
         (
             *(100, {"slots": 2, "disk": Disk(20, 0.5, 0.5)}),
@@ -156,7 +158,7 @@ def test_the_default_number_of_checkpoints_is_the_root() -> None:
 # ---- what is predicted is what is executed
 
 loops = st.integers(0, 60)
-# Why so large? Where a state is a few bytes, the table of the exact programme is not worth it.
+# Why so large? Where a state is a few bytes, the table of the optimal schedule is not worth it.
 MB = 10**6
 budgets = st.integers(0, 6000 * MB)
 
@@ -379,3 +381,18 @@ def test_a_budget_of_just_one_step_is_enough() -> None:
 def test_blocks_are_no_option_where_no_tape_fits() -> None:
     plan = plan_loop(20, memory_bytes=5, state_bytes=1, tape_bytes=3)
     assert not any(isinstance(option.schedule, Blocks) for option in options_of(plan))
+
+
+def test_a_plan_shows_itself() -> None:
+    plan = plan_loop(1000, slots=31)
+    assert repr(plan) == (
+        "<LoopPlan: 1,000 steps by revolve, 3,405 evaluations, peak 32 states; "
+        "alternatives: uniform>"
+    )
+    assert "peak 0 states; alternatives" not in repr(plan_loop(1, slots=0, state_bytes=1000))
+    page = ElementTree.fromstring(f"<p>{plan._repr_html_()}</p>")
+    rows = [[cell.text for cell in row] for row in page.iter("tr")]
+    assert rows[0] == ["schedule", "evaluations", "per step", "cost", "peak"]
+    assert rows[1] == ["* revolve", "3,405", "3.40", "3,405", "32 states"]
+    assert len(rows) == 3
+    assert plan.reason in "".join(page.itertext())

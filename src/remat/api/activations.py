@@ -1,7 +1,7 @@
-"""Activations at rest: those that a chain of layers holds, and those that a pass goes back from.
+"""Saved activations: those that a chain of layers holds, and those that backward starts from.
 
 Both are the same objects, so nothing is stored twice. A pass refers to its own by itself: whatever
-is cleared, evicted or saved anew in the meantime, its way back starts from what it has computed.
+is cleared, evicted or saved anew in the meantime, its backward starts from what it has computed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Activation:
         self.error = self._shelf.error
 
     def leaves(self) -> list[Any]:
-        """Return the leaves at rest."""
+        """Return the leaves as they are saved."""
         return self._shelf.get(0)
 
     def value(self) -> Any:
@@ -100,10 +100,10 @@ class Activations:
 
 
 class PassStore:
-    """Where one pass over a chain puts its checkpoints: here and, on its way ahead, among `held`.
+    """Where one pass over a chain puts its checkpoints: here and, in forward, among `held`.
 
-    If the pass is run once more, because somebody goes back twice, what is held may be that of a
-    later pass, and is left alone.
+    If the pass is run once more, for a second backward, what is held may be that of a later pass,
+    and is left alone.
     """
 
     on_disk = False
@@ -124,7 +124,7 @@ class PassStore:
         """Make a shelf for a run of the pass."""
         return _PassShelf(self, arrays)
 
-    def end_way_ahead(self) -> None:
+    def end_forward(self) -> None:
         """Put nothing among what is held any more."""
         self.held = None
 

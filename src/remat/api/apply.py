@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from ..engines.locate import ScopeEngine, engine_with_scopes, is_torch_module
 from ..segments import SegmentOptions
+from .budgets import auto_checkpoint
 from .segments import check_option, run_segment
 
 __all__ = ["applied", "apply", "remove"]
@@ -118,8 +119,6 @@ def _apply_budget(
                 f"give memory_budget or {name}, not both: with a budget a plan chooses what is "
                 f"recomputed; got memory_budget={memory_budget!r}, {name}={value!r}"
             )
-    from .budgets import auto_checkpoint  # noqa: PLC0415  (planners take time to import)
-
     auto_checkpoint(model, memory_budget)
     _say(f"keeps {type(model).__name__} within {memory_budget}", verbose=verbose)
     return model
@@ -139,9 +138,7 @@ class _Runs:
     policy: Any
 
     def __call__(self, path: str) -> _LayerRunner:
-        options = SegmentOptions(
-            self.preserve_rng_state, name=path or "model", is_installed=True, policy=self.policy
-        )
+        options = SegmentOptions(self.preserve_rng_state, name=path or "model", policy=self.policy)
         return _LayerRunner(options)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 from ..engines.compiling import is_compiling
 from ..engines.locate import engine_with_scopes
 from ..errors import RematError, UnsupportedError
-from ..plans import plan_trace
+from ..plans import Plan, Trace
 from ..reports.budget import BudgetReport
 from ..sizes import format_bytes, parse_budget
 from .scopes import CheckpointNode, CheckpointScope
@@ -19,6 +19,12 @@ from .scopes import CheckpointNode, CheckpointScope
 __all__ = ["CheckpointManager", "auto_checkpoint"]
 
 M = TypeVar("M")
+
+
+def _plan_trace(trace: Trace, memory_budget: int) -> Plan:
+    from ..plans import plan_trace  # noqa: PLC0415  (the planner is loaded late)
+
+    return plan_trace(trace, memory_budget)
 
 
 def auto_checkpoint(model: M, memory_budget: int | float | str | None) -> M:
@@ -48,7 +54,7 @@ def auto_checkpoint(model: M, memory_budget: int | float | str | None) -> M:
     """
     if memory_budget is not None:
         _check_budget(memory_budget, "memory_budget")
-    result: M = engine_with_scopes().set_budget(model, memory_budget, plan_trace)
+    result: M = engine_with_scopes().set_budget(model, memory_budget, _plan_trace)
     return result
 
 
@@ -118,7 +124,7 @@ class CheckpointManager:
         if self.auto_checkpoint:
             engine = engine_with_scopes()
             if self._budget is None:
-                self._budget = engine.Budget(self._amount, plan_trace, share=self._share)
+                self._budget = engine.Budget(self._amount, _plan_trace, share=self._share)
             engine.enter_budget(self._budget)
         self._entered.is_open = True
         return self

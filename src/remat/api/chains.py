@@ -1,4 +1,4 @@
-"""Chains of layers: the activations of some layers are held, the others are computed again."""
+"""Chains of layers: the activations of some layers are held, the others are recomputed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CheckpointConfig:
 
 
 class ActivationCheckpointer:
-    """Holds activations of a chain of layers, and computes the others again.
+    """Holds activations of a chain of layers, and recomputes the others.
 
     It is told layers by their numbers. Activations are arrays, tensors, or any pytrees of them;
     what is held are copies that no gradient flows through, until `clear()`.
@@ -115,7 +115,7 @@ class ActivationCheckpointer:
     def clear(self) -> None:
         """Forget all activations, and what was counted.
 
-        What a pass needs that somebody may still go back through stays with that pass.
+        What a pass needs for its backward stays with that pass.
         """
         self._activations.clear()
 
@@ -157,9 +157,8 @@ class ActivationCheckpointer:
 
         Of the checkpoint layers the last `max_checkpoints` are held; for these the oldest that
         are held already make room. Differentiable, also with respect to what `forward_fn` and
-        the layers refer to: on the way back the layers between two checkpoints are run again.
-        Those behind the last one are not: they come first on the way back, so what it needs of
-        them is kept.
+        the layers refer to: backward recomputes the layers between two checkpoints. Those behind
+        the last one come first in backward, so what it needs of them is kept.
 
         Args:
             input: What the first layer gets. It is never modified.
@@ -200,7 +199,7 @@ class ActivationCheckpointer:
         try:
             final, _, _ = engine.run_loop(step, input, options, xs=np.arange(steps))
         finally:
-            store.end_way_ahead()
+            store.end_forward()
             for place, size in sizes.known.items():
                 held.passed(numbers[place], size)
         if steps in positions:

@@ -17,7 +17,8 @@ def grad(f: Callable[..., Any], wrt: int | tuple[int, ...] = 0) -> Callable[...,
 
     `wrt` is the position of the argument to differentiate by (any pytree), or a tuple of
     positions: then the gradients come as a tuple. An output that is not a scalar is seeded with
-    ones, or with `init_grad=`, a keyword of the returned function.
+    ones, or with `init_grad=`, a keyword of the returned function, in the structure of the output.
+    A gradient has the type of its argument, and memory of its own.
 
     >>> import numpy as np
     >>> dx, dy = grad(lambda x, y: np.sum(x**2 * y), wrt=(0, 1))(np.array([1.0, 2.0]), 3.0)
@@ -77,5 +78,35 @@ def _evaluate(
     if len(set(places)) < len(places):
         raise ValueError(f"wrt names an argument twice, got {positions!r}")
     engine = engine_for(leaf for place in places for leaf in trees.flatten(args[place])[0])
-    value, gradients = engine.value_and_grad(f, places, args, kwargs, init_grad)
+    value, gradients = engine.value_and_grad(_checked(f), places, args, kwargs, init_grad)
     return value, gradients
+
+
+def _checked(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse what has no gradient: a function that returns None has forgotten its `return`."""
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        output = f(*args, **kwargs)
+        if not any(map(_is_numeric, trees.flatten(output)[0])):
+            name = getattr(f, "__name__", type(f).__name__)
+            raise TypeError(
+                f"{name} returned {_shown(output)}, which holds no number and no array of numbers: "
+                "there is nothing to differentiate; return a number, an array, or a tuple, list "
+                "or dict of them"
+            )
+        return output
+
+    return checked
+
+
+def _is_numeric(leaf: Any) -> bool:
+    kind = getattr(getattr(leaf, "dtype", None), "kind", None)
+    return isinstance(leaf, int | float | complex) or (
+        hasattr(leaf, "dtype") and kind not in ("O", "S", "U", "V", "M", "m", "T")
+    )
+
+
+def _shown(output: Any) -> str:
+    text = repr(output)
+    text = text if len(text) <= 60 else text[:57] + "..."
+    return "None" if output is None else f"{text} ({type(output).__name__})"

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..engines.compiling import is_compiling
-from ..reports.ledger import Ledger
+from ..observers import observed_by
+from ..reports.accounting import MemoryAccounting
 from ..segments import SegmentOptions
-from ..watching import watched_by
 from .segments import check_option, run_segment, wrap
 
 __all__ = ["CheckpointGroup"]
@@ -45,7 +45,7 @@ class CheckpointGroup:
         self.preserve_rng_state = preserve_rng_state
         self.policy = policy
         self.calls = 0
-        self._ledger = Ledger(only_totals=True)
+        self._accounting = MemoryAccounting(only_totals=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {"preserve_rng_state": self.preserve_rng_state, "policy": self.policy}
@@ -62,15 +62,15 @@ class CheckpointGroup:
 
     def memory_saved(self) -> int:
         """Return by how many bytes the peak of what these segments hold is below a plain pass's."""
-        return self._ledger.memory_saved
+        return self._accounting.memory_saved
 
     def recompute_count(self) -> int:
         """Return how often a segment, or a part of one, was computed again."""
-        return sum(totals.recomputed for totals in self._ledger.regions)
+        return sum(totals.recomputed for totals in self._accounting.regions)
 
     def recompute_seconds(self) -> float:
         """Return the time that this took."""
-        return sum(totals.seconds for totals in self._ledger.regions)
+        return sum(totals.seconds for totals in self._accounting.regions)
 
     def __repr__(self) -> str:
         return f"CheckpointGroup({self.name!r}, preserve_rng_state={self.preserve_rng_state})"
@@ -81,5 +81,5 @@ class CheckpointGroup:
         if is_compiling():
             return run_segment(fn, inputs, kwargs, options)
         self.calls += 1
-        with watched_by([self._ledger]):
+        with observed_by([self._accounting]):
             return run_segment(fn, inputs, kwargs, options)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..engines.locate import track_allocations
+from ..observers import Observer
 from ..reports.profiler import Profiler
-from ..watching import Watcher
 
 __all__ = ["CheckpointProfiler"]
 
@@ -32,5 +32,5 @@ class CheckpointProfiler(Profiler):
     (1, 1)
     """
 
-    def _track_allocations(self, observer: Watcher) -> Callable[[], None]:
+    def _track_allocations(self, observer: Observer) -> Callable[[], None]:
         return track_allocations(observer)

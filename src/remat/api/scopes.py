@@ -14,6 +14,7 @@ from ..engines.compiling import is_compiling
 from ..engines.locate import engine_with_scopes
 from ..errors import RematError, UnsupportedError
 from ..policies import save_everything
+from ..sizes import counted, format_bytes
 from .segments import check_option
 
 __all__ = ["CheckpointNode", "CheckpointScope", "is_checkpoint", "mark_checkpoint", "name"]
@@ -31,6 +32,8 @@ class CheckpointNode:
     >>> node.add_recompute_function(lambda: [x * x for x in node.saved_activations])
     >>> node.recompute()
     [9.0]
+    >>> node
+    <CheckpointNode: 1 activation held in 0 B, 1 recompute function>
     >>> node.clear_saved_activations()
     >>> node.saved_activations
     []
@@ -77,6 +80,19 @@ class CheckpointNode:
         self._saved.clear()
         if self._region is not None:
             self._region.drop()
+
+    def __repr__(self) -> str:
+        held = self.saved_activations
+        amount = format_bytes(sum(getattr(array, "nbytes", 0) for array in held))
+        functions = counted(len(self.recompute_functions), "recompute function")
+        region = self._region
+        owner = "" if region is None else f" of scope {region.name!r}"
+        done = "" if region is None or region.is_alive else ", its backward pass is done"
+        kind = "" if self.is_checkpoint else ", everything is kept"
+        return (
+            f"<CheckpointNode{owner}: {counted(len(held), 'activation')} held in {amount}, "
+            f"{functions}{kind}{done}>"
+        )
 
 
 class CheckpointScope:

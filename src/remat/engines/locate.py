@@ -12,10 +12,10 @@ from typing import Any, Protocol, cast
 
 from .. import trees
 from ..errors import UnsupportedError
+from ..observers import Observer
 from ..segments import SegmentOptions
 from ..stores import Arrays
 from ..verification import Verification
-from ..watching import Watcher
 
 __all__ = [
     "Engine",
@@ -90,6 +90,9 @@ class ScopeEngine(Protocol):
     def enter_budget(self, budget: Any) -> None:
         """Begin passes within a budget; `budget.end()` ends them."""
 
+    def record_trace(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Run a function forward and backward; return what it did as a `plans.Trace`."""
+
     def set_budget(self, model: Any, budget: int | float | str | None, planner: Any) -> Any:
         """Let the forward pass of a model keep to a budget; return the model."""
 
@@ -148,7 +151,7 @@ def engine_with_scopes() -> ScopeEngine:
     return cast(ScopeEngine, _load("torch"))
 
 
-def track_allocations(observer: Watcher) -> Callable[[], None]:
+def track_allocations(observer: Observer) -> Callable[[], None]:
     """Tell an observer what this thread allocates, where an engine can; return what ends that."""
     if _array_type("torch") is None:
         return lambda: None

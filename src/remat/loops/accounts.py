@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ..watching import Watcher, watched_by, watchers
+from ..observers import Observer, observed_by, observers
 from .runner import Watcher as LoopWatcher
 
 __all__ = ["Account", "LoopTales", "is_inside_a_region"]
@@ -45,20 +45,20 @@ class Account:
         self._outer = outer
         self._is_rehearsing = False
         is_rehearsed = outer is not None and outer._is_rehearsing
-        self.watchers: tuple[Watcher, ...] = () if is_rehearsed else watchers()
-        known = () if outer is None else outer.watchers
-        self._strangers = tuple(w for w in self.watchers if w not in known)
-        self.must_weigh = is_rehearsed or bool(self.watchers)
+        self.observers: tuple[Observer, ...] = () if is_rehearsed else observers()
+        known = () if outer is None else outer.observers
+        self._strangers = tuple(w for w in self.observers if w not in known)
+        self.must_weigh = is_rehearsed or bool(self.observers)
         self._inner_excess = 0
         self._numbers: list[int] = []
         self._told_plain: list[Hashable] = []
-        self._told_held: dict[Hashable, tuple[Watcher, ...]] = {}
+        self._told_held: dict[Hashable, tuple[Observer, ...]] = {}
         self._kept: dict[Hashable, int] = {}  # on the tape of the region around
         self._forward: dict[Hashable, int] = {}  # held since the forward pass
         self._forward_bytes = self._forward_peak = 0
 
     def begin(self, name: str) -> None:
-        self._numbers = [watcher.region_ran(name) for watcher in self.watchers]
+        self._numbers = [observer.region_ran(name) for observer in self.observers]
 
     @contextmanager
     def inside(self, *, rehearsing: bool = False) -> Iterator[None]:
@@ -67,7 +67,7 @@ class Account:
         _threads.account, self._is_rehearsing = self, rehearsing
         self._inner_excess = 0
         try:
-            with watched_by(self.watchers):
+            with observed_by(self.observers):
                 yield
         finally:
             _threads.account, self._is_rehearsing = before, was_rehearsing
@@ -82,12 +82,12 @@ class Account:
         if self._outer is not None:
             self._outer._inner_excess += nbytes
         things: dict[Hashable, int] = {object(): nbytes, **arrays}
-        for watcher, number in zip(self.watchers, self._numbers, strict=True):
-            watcher.kept(number, plain=sum(things.values()))
+        for observer, number in zip(self.observers, self._numbers, strict=True):
+            observer.kept(number, plain=sum(things.values()))
         for key, size in things.items():
             self._told_plain.append(key)
-            for watcher in self._strangers:
-                watcher.would_hold(key, size)
+            for observer in self._strangers:
+                observer.would_hold(key, size)
 
     def keeps_arrays(self, arrays: Mapping[Hashable, int]) -> None:
         """Tell which arrays are held from the way ahead on; a plain pass would hold them, too."""
@@ -102,34 +102,34 @@ class Account:
 
     def holds(self, key: Hashable, size: int) -> None:
         """Tell what is held on the way back."""
-        self._hold(key, size, self.watchers)
+        self._hold(key, size, self.observers)
 
     def frees(self, key: Hashable) -> None:
         if self._outer is not None:
             self._outer._inner_excess += self._kept.pop(key, 0)
         self._forward_bytes -= self._forward.pop(key, 0)
-        for watcher in self._told_held.pop(key, ()):
-            watcher.frees(key)
+        for observer in self._told_held.pop(key, ()):
+            observer.frees(key)
 
     def recomputed(self, ops: int, seconds: float) -> None:
-        for watcher, number in zip(self.watchers, self._numbers, strict=True):
-            watcher.recomputed(number, ops, seconds)
+        for observer, number in zip(self.observers, self._numbers, strict=True):
+            observer.recomputed(number, ops, seconds)
 
     def rounded(self, error: float) -> None:
         if error:
-            for watcher, number in zip(self.watchers, self._numbers, strict=True):
-                watcher.rounded(number, error)
+            for observer, number in zip(self.observers, self._numbers, strict=True):
+                observer.rounded(number, error)
 
     def _hold(
-        self, key: Hashable, size: int, told: tuple[Watcher, ...], *, forward: bool = False
+        self, key: Hashable, size: int, told: tuple[Observer, ...], *, forward: bool = False
     ) -> bool:
         if key in self._told_held:
             return False
         self._told_held[key] = told
         if forward:
             self._note_forward(key, size)
-        for watcher in told:
-            watcher.holds(key, size)
+        for observer in told:
+            observer.holds(key, size)
         return True
 
     def _note_forward(self, key: Hashable, size: int) -> None:
@@ -139,15 +139,15 @@ class Account:
         more = self._forward_bytes - self._forward_peak
         if more > 0:
             self._forward_peak = self._forward_bytes
-            for watcher, number in zip(self.watchers, self._numbers, strict=True):
-                watcher.kept(number, held=more)
+            for observer, number in zip(self.observers, self._numbers, strict=True):
+                observer.kept(number, held=more)
 
     def __del__(self) -> None:
         for key in list(self._told_held):
             self.frees(key)
         for key in self._told_plain:
-            for watcher in self._strangers:
-                watcher.would_free(key)
+            for observer in self._strangers:
+                observer.would_free(key)
 
 
 class LoopTales:

@@ -26,7 +26,7 @@ from .check import check_plan, check_trace
 from .plan import Plan, Stage
 from .trace import Kind, Op, Trace
 
-__all__ = ["Alive", "Moment", "Simulation", "simulate", "simulate_plain"]
+__all__ = ["Alive", "Judge", "Moment", "Simulation", "simulate", "simulate_plain"]
 
 Phase = Literal["forward", "recompute", "backward"]
 
@@ -80,14 +80,51 @@ def simulate(trace: Trace, plan: Plan) -> Simulation:
     >>> simulate(trace, Plan(keep=frozenset())).extra_seconds
     1.0
     """
-    check_trace(trace)
-    check_plan(trace, plan)
-    return _Run(trace, _Logic(trace, plan)).run()
+    return Judge(trace).simulate(plan)
+
+
+class Judge:
+    """Judges many plans of one trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        check_trace(trace)
+        self._facts = _TraceFacts(trace)
+
+    def simulate(self, plan: Plan) -> Simulation:
+        """Return all about a plan."""
+        check_plan(self._facts.trace, plan)
+        return _Run(self._facts, _Logic(self._facts, plan)).simulation()
+
+    def score(self, plan: Plan) -> tuple[int, float]:
+        """Return the peak bytes and extra seconds of a plan, and nothing else."""
+        run = _Run(self._facts, _Logic(self._facts, plan))
+        run.run()
+        return run.memory.peak.nbytes, run.extra_seconds
 
 
 def simulate_plain(trace: Trace) -> Simulation:
     """Run a pass that keeps all that autograd saves."""
     return simulate(trace, Plan(frozenset(trace.saved)))
+
+
+class _TraceFacts:
+    """What the judge reads of a trace for every plan."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        values = trace.values
+        self.order = trace.backward_order
+        self.is_external = [value.kind.is_external for value in values]
+        self.fixed = [n for n, value in enumerate(values) if value.kind is Kind.FIXED]
+        own = [not external for external in self.is_external]
+        self.saves = [[v for v in dict.fromkeys(op.saves) if own[v]] for op in trace.ops]
+        self.reads = [[v for v in dict.fromkeys(op.reads) if own[v]] for op in trace.ops]
+        self.values = [Alive("value", n, value.nbytes) for n, value in enumerate(values)]
+        self.gradients = [Alive("gradient", n, value.nbytes) for n, value in enumerate(values)]
+        self.freed_after: list[list[int]] = [[] for _ in trace.ops]
+        for number, value in enumerate(values):
+            if value.freed_after is not None:
+                self.freed_after[value.freed_after].append(number)
 
 
 # -- what is recomputed when -------------------------------------------------------------------
@@ -115,14 +152,15 @@ class _Replay:
 class _Logic:
     """Follows backward without looking at memory: which values are there, and which are used."""
 
-    def __init__(self, trace: Trace, plan: Plan) -> None:
-        self._trace = trace
+    def __init__(self, facts: _TraceFacts, plan: Plan) -> None:
+        self._trace = facts.trace
+        self._facts = facts
         self._stages = plan.stages
-        self.order = trace.backward_order
-        self._stage_of = _stage_numbers(plan.stages, len(trace.ops))
+        self.order = facts.order
+        self._stage_of = _stage_numbers(plan.stages, len(self._trace.ops))
         self._uses = self._uses_by_stage()
-        fixed = {n for n, value in enumerate(trace.values) if value.kind is Kind.FIXED}
-        self.kept = {n: _Stay(math.inf) for n in plan.keep | fixed if not self._is_external(n)}
+        kept = plan.keep.union(facts.fixed)
+        self.kept = {n: _Stay(math.inf) for n in kept if not facts.is_external[n]}
         self._there = dict(self.kept)
         self.replays: dict[int, _Replay] = {}  # by position
         self.recomputed: list[tuple[int, ...]] = [() for _ in plan.stages]
@@ -133,24 +171,21 @@ class _Logic:
         """Return for each stage the values that its nodes use, with the position of the last."""
         uses: list[dict[int, int]] = [{} for _ in self._stages]
         for position, op in enumerate(self.order):
-            for value in self._trace.ops[op].saves:
+            for value in self._facts.saves[op]:
                 uses[self._stage_of[op]][value] = position
         return uses
 
     def _go_through(self, position: int) -> None:
         op = self.order[position]
-        saves = [value for value in self._trace.ops[op].saves if not self._is_external(value)]
+        saves = self._facts.saves[op]
         if not all(self._is_there(value, 2 * position) for value in saves):
             self._replay(position, self._stage_of[op])
         for value in saves:
             self._there[value].last_use = 2 * position + 1
 
-    def _is_external(self, number: int) -> bool:
-        return self._trace.values[number].kind.is_external
-
     def _is_there(self, number: int, time: int) -> bool:
         stay = self._there.get(number)
-        return self._is_external(number) or (stay is not None and stay.until >= time)
+        return stay is not None and stay.until >= time
 
     def _replay(self, position: int, stage: int) -> None:
         time = 2 * position
@@ -166,17 +201,16 @@ class _Logic:
             replay.stays.setdefault(value, _Stay(wanted[value]))
         self._there |= replay.stays
         for value, last in wanted.items():  # also what is there for another stage, for now
-            if not self._is_external(value):
-                self._there[value].until = max(self._there[value].until, last)
+            self._there[value].until = max(self._there[value].until, last)
         self.replays[position] = replay
         self.recomputed[stage] = tuple(ops)
 
     def _note_reads(self, replay: _Replay, time: int) -> None:
         for op in replay.ops:
-            for read in self._trace.ops[op].reads:
+            for read in self._facts.reads[op]:
                 if read in replay.remade:
                     replay.last_read[read] = op
-                elif not self._is_external(read):
+                else:
                     self._there[read].last_use = time
 
     def _closure(self, missing: Iterable[int], time: int) -> list[int]:
@@ -185,10 +219,10 @@ class _Logic:
         todo = list(missing)
         while todo:
             maker = self._trace.values[todo.pop()].made_by
-            assert maker is not None  # what no op makes belongs to the caller, so it is there
+            assert maker is not None  # what no op makes belongs to the caller
             if maker not in ops:
                 ops.add(maker)
-                reads = self._trace.ops[maker].reads
+                reads = self._facts.reads[maker]
                 todo += [read for read in reads if not self._is_there(read, time)]
         return sorted(ops)
 
@@ -240,27 +274,36 @@ class _Memory:
 class _Run:
     """Carries a plan out on numbers."""
 
-    def __init__(self, trace: Trace, logic: _Logic) -> None:
-        self._trace = trace
+    def __init__(self, facts: _TraceFacts, logic: _Logic) -> None:
+        self._trace = facts.trace
+        self._facts = facts
         self._logic = logic
-        self._memory = _Memory()
+        self.memory = _Memory()
         self._resident: dict[int, Alive] = {}  # values that the program or the plan holds
-        self._gradients: dict[int, Alive] = {}
+        self._gradients: set[int] = set()
+        self._kept_bytes = 0
 
-    def run(self) -> Simulation:
-        self._forward()
-        kept_bytes = self._memory.total
-        self._backward()
-        seconds = [self._trace.ops[op].seconds for ops in self._logic.recomputed for op in ops]
+    @property
+    def extra_seconds(self) -> float:
+        ops = self._trace.ops
+        return math.fsum(ops[op].seconds for row in self._logic.recomputed for op in row)
+
+    def simulation(self) -> Simulation:
+        self.run()
         return Simulation(
-            peak_bytes=self._memory.peak.nbytes,
-            extra_seconds=math.fsum(seconds),
-            peak=self._memory.peak,
-            alive=self._memory.alive_at_peak(),
-            memory=tuple(self._memory.moments),
+            peak_bytes=self.memory.peak.nbytes,
+            extra_seconds=self.extra_seconds,
+            peak=self.memory.peak,
+            alive=self.memory.alive_at_peak(),
+            memory=tuple(self.memory.moments),
             recomputed=tuple(self._logic.recomputed),
-            kept_bytes=kept_bytes,
+            kept_bytes=self._kept_bytes,
         )
+
+    def run(self) -> None:
+        self._forward()
+        self._kept_bytes = self.memory.total
+        self._backward()
 
     def _is_kept(self, number: int) -> bool:
         stay = self._logic.kept.get(number)
@@ -269,34 +312,27 @@ class _Run:
     # -- forward --
 
     def _forward(self) -> None:
-        freed: dict[int, list[int]] = {}
-        for number, about in enumerate(self._trace.values):
-            if about.freed_after is not None:
-                freed.setdefault(about.freed_after, []).append(number)
         for number, op in enumerate(self._trace.ops):
             for made in op.makes:
                 self._make(made)
-            self._memory.note("forward", number)
-            for value in freed.get(number, ()):
+            self.memory.note("forward", number)
+            for value in self._facts.freed_after[number]:
                 if value in self._resident and not self._is_kept(value):
                     self._release(value)
 
     def _make(self, number: int) -> None:
         before = self._trace.values[number].overwrites
-        nbytes = self._trace.values[number].nbytes
+        thing = self._facts.values[number]
         if before is not None and not self._is_kept(before):
             if before in self._resident:
                 self._release(before)
-            elif self._trace.values[before].kind.is_external and not self._is_kept(number):
-                nbytes = 0  # it is in the caller's memory
-        self._hold(number, Alive("value", number, nbytes))
-
-    def _hold(self, number: int, thing: Alive) -> None:
+            elif self._facts.is_external[before] and not self._is_kept(number):
+                thing = Alive("value", number, 0)  # it is in the caller's memory
         self._resident[number] = thing
-        self._memory.add(thing)
+        self.memory.add(thing)
 
     def _release(self, number: int) -> None:
-        self._memory.remove(self._resident.pop(number))
+        self.memory.remove(self._resident.pop(number))
 
     # -- backward --
 
@@ -318,27 +354,27 @@ class _Run:
         for number in replay.ops:
             for made in self._trace.ops[number].makes:
                 self._remake(made, number, replay, local)
-            self._memory.note("recompute", number)
+            self.memory.note("recompute", number)
             op = self._trace.ops[number]
             for value in dict.fromkeys((*op.reads, *op.makes)):
                 if value in local and self._is_done(value, number, replay):
-                    self._memory.remove(local.pop(value))
+                    self.memory.remove(local.pop(value))
         for value, stay in replay.stays.items():
             thing = local.pop(value)
             if stay.last_use > time:
                 self._resident[value] = thing
                 freed.setdefault(stay.last_use, []).append(value)
             else:  # held on for nothing
-                self._memory.remove(thing)
+                self.memory.remove(thing)
         for value in freed.get(time, ()):
             self._release(value)
 
     def _remake(self, made: int, op: int, replay: _Replay, local: dict[int, Alive]) -> None:
         before = self._trace.values[made].overwrites
         if before is not None and before in local and self._is_done(before, op, replay):
-            self._memory.remove(local.pop(before))
-        thing = local[made] = Alive("value", made, self._trace.values[made].nbytes)
-        self._memory.add(thing)
+            self.memory.remove(local.pop(before))
+        thing = local[made] = self._facts.values[made]
+        self.memory.add(thing)
 
     def _is_done(self, value: int, op: int, replay: _Replay) -> bool:
         return value not in replay.stays and replay.last_read.get(value, -1) <= op
@@ -347,17 +383,17 @@ class _Run:
         only_here = [Alive("workspace", number, op.workspace_bytes)]
         for value in dict.fromkeys((*op.makes, *op.reads)):
             about = self._trace.values[value]
-            gradient = Alive("gradient", value, about.nbytes)
             if about.requires_grad and about.kind is Kind.PARAMETER:
-                only_here.append(gradient)
+                only_here.append(self._facts.gradients[value])
             elif about.requires_grad and value not in self._gradients:
-                self._gradients[value] = gradient
-                self._memory.add(gradient)
+                self._gradients.add(value)
+                self.memory.add(self._facts.gradients[value])
         for thing in only_here:
-            self._memory.add(thing)
-        self._memory.note("backward", number)
+            self.memory.add(thing)
+        self.memory.note("backward", number)
         for thing in only_here:
-            self._memory.remove(thing)
+            self.memory.remove(thing)
         for made in op.makes:
             if made in self._gradients:
-                self._memory.remove(self._gradients.pop(made))
+                self._gradients.discard(made)
+                self.memory.remove(self._facts.gradients[made])

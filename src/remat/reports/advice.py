@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..sizes import format_bytes
-from .ledger import RegionTotals
+from .accounting import RegionTotals
 
 __all__ = ["advice"]
 

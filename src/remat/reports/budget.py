@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 from ..plans import Alive, Kind, PassRecord, Plan, Simulation, Trace, simulate
 from ..sizes import format_bytes
 
-__all__ = ["BudgetReport", "ModuleRow", "memory_text", "module_rows", "modules_at_peak"]
+__all__ = ["BudgetReport", "MemoryReport", "ModuleRow", "module_rows", "modules_at_peak"]
 
 _ROWS = 12  # of a table
+_LINE = re.compile(r", ([^,]*):(\d+)(?:: |$)")  # file and line in the place of an op
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,25 +144,58 @@ def modules_at_peak(trace: Trace, simulation: Simulation) -> list[tuple[str, str
     return sorted(rows, key=lambda row: -row[2])
 
 
-def memory_text(trace: Trace) -> str:
-    """Return where the memory of a plain pass goes, as text."""
-    simulation = simulate(trace, Plan(frozenset(_computed(trace))))
-    saved = sorted(
-        ((row.module, row.kept_bytes) for row in module_rows(trace, Plan(frozenset(trace.saved)))),
-        key=lambda row: -row[1],
-    )
-    total = trace.saved_bytes or 1
-    cells = [[name or "-", format_bytes(n), f"{n / total:.0%}"] for name, n in saved]
-    return "\n".join(
-        [
-            f"peak {format_bytes(simulation.peak_bytes)} in {_moment(trace, simulation)}; "
-            f"saved for backward {format_bytes(trace.saved_bytes)}",
-            "",
-            _table(["module", "saved for backward", "share"], cells),
-            "at the peak:",
-            _table(["module and line", "what", "bytes"], _alive_rows(trace, simulation)),
+class MemoryReport:
+    """Where the memory of a plain pass goes."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self._plan = Plan(frozenset(_computed(trace)))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that the pass holds at a time, above what was held before it."""
+        return self.trace.plain_peak
+
+    @property
+    def rows(self) -> list[ModuleRow]:
+        """What autograd saves of the results of each module's ops, the most first."""
+        return module_rows(self.trace, self._plan)
+
+    @property
+    def at_peak(self) -> list[tuple[str, str, int]]:
+        """What is alive at the peak: module and line, what it is, bytes; the largest first."""
+        return modules_at_peak(self.trace, simulate(self.trace, self._plan))
+
+    def text(self) -> str:
+        """Return it as text."""
+        trace, simulation = self.trace, simulate(self.trace, self._plan)
+        total = trace.saved_bytes or 1
+        cells = [
+            [row.module or "-", format_bytes(row.kept_bytes), f"{row.kept_bytes / total:.0%}"]
+            for row in self.rows
         ]
-    )
+        return "\n".join(
+            [
+                f"peak {format_bytes(simulation.peak_bytes)} in {_moment(trace, simulation)}; "
+                f"saved for backward {format_bytes(trace.saved_bytes)}",
+                "",
+                _table(["module", "saved for backward", "share"], cells),
+                "at the peak:",
+                _table(["module and line", "what", "bytes"], _alive_rows(trace, simulation)),
+            ]
+        )
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return (
+            f"MemoryReport(peak {format_bytes(self.peak_bytes)}, saved for backward "
+            f"{format_bytes(self.trace.saved_bytes)})"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self.text()}</pre>"
 
 
 def _place_of(trace: Trace, alive: Alive) -> str:
@@ -171,8 +206,9 @@ def _place_of(trace: Trace, alive: Alive) -> str:
         if made_by is None:
             return "inputs and parameters"
         op = trace.ops[made_by]
-    line = op.place.split(", ")[-1]
-    return f"{op.module or '-'}: {line}" if line else op.module or op.name
+    line = _LINE.search(op.place)
+    where = f"{Path(line[1]).name}:{line[2]}" if line else ""
+    return ", ".join(filter(None, [op.module, where])) or op.name
 
 
 def _moment(trace: Trace, simulation: Simulation) -> str:

@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Self
 
 from ..errors import RematError
+from ..observers import Observer, start_observing, stop_observing
 from ..plans.trace import Trace
 from ..sizes import counted, format_bytes
-from ..watching import Watcher, start_watching, stop_watching
+from .accounting import MemoryAccounting, RegionTotals
 from .advice import advice
-from .ledger import Ledger, RegionTotals
 from .tables import profile_grid
 
 __all__ = ["Profiler"]
@@ -25,7 +25,7 @@ class Profiler:
     """What `CheckpointProfiler` does, without knowing any engine."""
 
     def __init__(self) -> None:
-        self._ledger = Ledger()
+        self._accounting = MemoryAccounting()
         self._thread: int | None = None  # that is tracked
         self._stop_allocations: Callable[[], None] = lambda: None
 
@@ -41,11 +41,11 @@ class Profiler:
                 "this profiler is tracking already; call stop_tracking() first, or use a second "
                 "CheckpointProfiler"
             )
-        self._ledger, self._thread = Ledger(), threading.get_ident()
-        start_watching(self._ledger)
-        self._stop_allocations = self._track_allocations(self._ledger)
+        self._accounting, self._thread = MemoryAccounting(), threading.get_ident()
+        start_observing(self._accounting)
+        self._stop_allocations = self._track_allocations(self._accounting)
 
-    def _track_allocations(self, observer: Watcher) -> Callable[[], None]:
+    def _track_allocations(self, observer: Observer) -> Callable[[], None]:
         """Have engines tell what else is allocated; return what ends that."""
         return lambda: None
 
@@ -60,8 +60,8 @@ class Profiler:
             )
         self._thread = None
         self._stop_allocations()
-        stop_watching(self._ledger)
-        self._ledger.close()
+        stop_observing(self._accounting)
+        self._accounting.close()
 
     def __enter__(self) -> Self:
         self.start_tracking()
@@ -85,11 +85,11 @@ class Profiler:
         this thread, such as gradients, which may move the peak. What a kernel allocates for itself
         while it runs is not seen. Negative if checkpointing took more.
         """
-        return self._ledger.memory_saved
+        return self._accounting.memory_saved
 
     def peak_bytes(self) -> int:
         """Return the peak of what was held, counted as `memory_saved` says."""
-        return self._ledger.held_peak
+        return self._accounting.held_peak
 
     def checkpoint_count(self) -> int:
         """Return how many checkpointed regions were run: calls, scopes, loops."""
@@ -110,12 +110,12 @@ class Profiler:
     @property
     def regions(self) -> list[RegionTotals]:
         """What happened under each name: runs, recomputations, their ops and seconds."""
-        return self._ledger.regions
+        return self._accounting.regions
 
     @property
     def traces(self) -> list[Trace]:
         """What the regions did op by op, where the engine can tell."""
-        return self._ledger.traces
+        return self._accounting.traces
 
     # -- for people ------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class Profiler:
         return f"<CheckpointProfiler: {state}, {regions}, {again}, {saved} saved>"
 
     def _notes(self) -> list[str]:
-        plain, held = self._ledger.plain_peak, self._ledger.held_peak
+        plain, held = self._accounting.plain_peak, self._accounting.held_peak
         share = f" ({(plain - held) / plain:.0%})" if plain else ""
         notes = [
             f"peak of a plain pass {format_bytes(plain)}, held {format_bytes(held)}: "
@@ -158,4 +158,4 @@ class Profiler:
         """
         from .plots import plot_profile  # noqa: PLC0415  (only if it is used)
 
-        return plot_profile(self._ledger.curve, path)
+        return plot_profile(self._accounting.curve, path)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..html_table import html_table
 from ..schedules.choose import LoopPlan
 from ..sizes import counted, format_bytes
-from .ledger import RegionTotals
+from .accounting import RegionTotals
 from .memory import MeasuredPass
 
 if TYPE_CHECKING:  # rich is loaded only if a table is drawn

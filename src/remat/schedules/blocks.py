@@ -1,9 +1,9 @@
 """Revolve over blocks of steps that are taped as a whole.
 
 Where a tape costs more than a state, it is best held where it lives shortest: over the last few
-steps before the way back. So: binomial checkpointing over blocks of equal length, and a block,
+steps before backward. So: binomial checkpointing over blocks of equal length, and a block,
 once it is reached, is run once with all its tapes held. There is a closed form, so this class is
-planned in no time for any number of steps. The exact programme of `mixed` needs up to about a
+planned in no time for any number of steps. The optimal schedule of `mixed` needs up to about a
 tenth fewer evaluations where the room is tight, and hardly fewer where it is wide.
 """
 

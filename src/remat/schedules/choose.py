@@ -123,7 +123,7 @@ class LoopPlan:
 
 
 def default_checkpoints(steps: int) -> int:
-    """Return the number of checkpoints when none is given: the root of the number of steps."""
+    """Return the number of checkpoints when none is given: sqrt(steps)."""
     return isqrt(steps)
 
 
@@ -150,7 +150,7 @@ def plan_loop(
     checkpoints, by default one state and one tape. `recording_cost` is for a runner that goes back
     through several tapes at once: what that costs it each time beside the steps, in forward steps.
     With a `tolerance` of 0.01, up to one percent more forward work is accepted for the sake of a
-    lower peak. The exact programme for states and tapes keeps a table of 4 bytes for each step and
+    lower peak. The optimal schedule for states and tapes keeps a table of 4 bytes for each step and
     state that fits (8 with a `recording_cost`); `exact=False` does without.
 
     >>> plan = plan_loop(1000, memory_bytes="64MB", state_bytes="1MB", tape_bytes="3MB")
@@ -302,7 +302,7 @@ class _Loop:
 
 
 def _mixed(steps: int, room: int, sizes: Sizes, recording_cost: int) -> Mixed | None:
-    """Return the exact programme in a unit that does not depend on the room, if it is affordable.
+    """Return the optimal schedule in a unit that does not depend on the room, if it is affordable.
 
     The unit depends on the sizes alone and the table is cut off at a width that depends on the
     steps alone: so more room never gives a worse plan.
@@ -365,7 +365,7 @@ def _reason(best: Option, others: tuple[Option, ...], steps: int, *, tapes: bool
         "all": "every tape fits, so no step runs twice",
         "revolve": "the fewest evaluations for slots that hold states",
         "blocks": "states at block starts and the tapes of one block at a time use the room best",
-        "mixed": "the exact programme over states and tapes uses the room best",
+        "mixed": "optimal for states and tapes",
         "staged": "states on disk cut the loop into parts, each short enough for the memory",
         "multistage": "the disk holds what memory cannot, and is worth its reads and writes",
     }[best.name]

@@ -1,10 +1,10 @@
 """The length is not known in advance: place checkpoints while the loop runs.
 
 Placement is ours: whenever giving up one checkpoint and saving the working state instead would
-make the way back cheaper if the loop ended after the next step, it is done, and the checkpoint
+make backward cheaper if the loop ended after the next step, it is done, and the checkpoint
 given up is the one whose loss costs least. Both sides of that bargain are closed forms, so the
 next place to save is known the moment the last one was saved, and the steps between are one
-action. The way back is binomial in each part (as for `uniform`), with the slots free by then.
+action. Backward is binomial in each part (as for `uniform`), with the slots free by then.
 
 Against the optimum for a length known in advance it loses little (docs/schedules.md has the
 table), where the placement of Wang, Moin & Iaccarino 2009 loses up to a fifth.
@@ -45,7 +45,7 @@ class Online:
         return OnlineRun(steps, self.slots)
 
     def forward(self) -> Iterator[Action]:
-        """Generate the way ahead, without end: the loop may end inside any `Advance`."""
+        """Generate the forward pass, without end: the loop may end inside any `Advance`."""
         positions: list[int] = []
         at = 0
         while True:
@@ -59,7 +59,7 @@ class Online:
                 positions.append(at)
 
     def backward(self, steps: int, positions: list[int]) -> Iterator[Action]:
-        """Generate the way back from the end of `steps` steps; states are held at `positions`."""
+        """Generate the backward pass after `steps` steps; states are held at `positions`."""
         if steps:
             yield from reversal(steps, positions, self.slots, at=steps)
 
@@ -146,7 +146,7 @@ class OnlineRun:
 
 
 def note(action: Action, positions: list[int]) -> None:
-    """Follow a save or a drop of the way ahead in the list of positions that are held."""
+    """Follow a save or a drop of the forward pass in the list of positions that are held."""
     if isinstance(action, Save):
         positions.append(action.step)
     elif isinstance(action, Drop):

@@ -93,7 +93,7 @@ class Staged:
                 return Lift(slots - 1)
             return decide_in_blocks(length, self.block, slots)
         after_it = (-(-length // self.part) - 1) * self.part
-        if after_it == self.part > self.block:  # the last part: the way back begins there
+        if after_it == self.part > self.block:  # the last part: backward begins there
             return Hold(length - after_it, Tier.MEMORY, slots - 1)
         return Hold(length - after_it, Tier.DISK, slots)
 

@@ -1,4 +1,4 @@
-"""Checkpoints at equal distances, and the way back over checkpoints that are already placed."""
+"""Checkpoints at equal distances, and backward over checkpoints that are already placed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def even_positions(steps: int, slots: int) -> Iterator[int]:
 def reversal(steps: int, positions: Sequence[int], slots: int, *, at: int) -> Iterator[Action]:
     """Go back over states held at `positions`, each part binomially with the slots free by then.
 
-    The working state is before step `at`: loaded again unless the way back starts there.
+    The working state is before step `at`: loaded again unless backward starts there.
     """
     end = steps
     for held_before in range(len(positions), -1, -1):
@@ -53,7 +53,7 @@ def reversal_advances(steps: int, positions: Sequence[int], slots: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """States held at equal distances; slots that fall free on the way back are used again.
+    """States held at equal distances; slots that fall free in backward are used again.
 
     >>> Uniform(1000, 31).evaluations
     3960

@@ -100,7 +100,7 @@ def test_memory_saved_is_what_the_system_measures_though_gradients_are_yet_to_co
 
 
 def peaks(profiler) -> tuple[int, int]:
-    return profiler._ledger.plain_peak, profiler._ledger.held_peak
+    return profiler._accounting.plain_peak, profiler._accounting.held_peak
 
 
 def test_what_is_allocated_counts_until_it_is_freed_and_views_do_not() -> None:
@@ -116,7 +116,7 @@ def test_what_is_allocated_counts_until_it_is_freed_and_views_do_not() -> None:
         gc.collect()
         torch.ones(900)
         assert peaks(profiler) == (4000, 4000)
-        assert profiler._ledger.curve[-1] == (0, 0)
+        assert profiler._accounting.curve[-1] == (0, 0)
 
 
 def test_gradients_count_from_their_birth_to_zero_grad() -> None:
@@ -125,9 +125,9 @@ def test_gradients_count_from_their_birth_to_zero_grad() -> None:
         for _ in range(3):
             (weight * 2).sum().backward()
             gc.collect()
-            assert profiler._ledger.curve[-1] == (4000, 4000)
+            assert profiler._accounting.curve[-1] == (4000, 4000)
             weight.grad = None
-        assert profiler._ledger.curve[-1] == (0, 0)
+        assert profiler._accounting.curve[-1] == (0, 0)
 
 
 def test_what_a_region_drops_counts_for_the_plain_pass_alone() -> None:
@@ -136,10 +136,10 @@ def test_what_a_region_drops_counts_for_the_plain_pass_alone() -> None:
         y = remat.checkpoint(lambda x: x.exp().sin().exp(), x)
         gc.collect()
         # Plain autograd saves what exp gives, which is what sin gets; y is there in any case.
-        assert profiler._ledger.curve[-1] == (2 * 4000, 4000)
+        assert profiler._accounting.curve[-1] == (2 * 4000, 4000)
         del y
         gc.collect()
-        assert profiler._ledger.curve[-1] == (0, 0)
+        assert profiler._accounting.curve[-1] == (0, 0)
 
 
 class Looks(TorchDispatchMode):

@@ -422,15 +422,21 @@ def test_transforms_inside_of_a_region(transform, face) -> None:
 # -- warnings --------------------------------------------------------------------------------------
 
 
-def test_a_warning_when_gradients_are_off() -> None:
-    def without_gradients(x):
-        return (x * 2).sin()
-
-    with torch.no_grad(), pytest.warns(remat.RematWarning, match="without_gradients.*no_grad"):
-        remat.checkpoint(without_gradients, leaf())
-    with torch.no_grad(), warnings.catch_warnings():
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("face", FORGETTING)
+def test_no_warning_when_gradients_are_off(face, off) -> None:
+    """The same code trains and evaluates: that it saves nothing here is as it should be."""
+    with off(), warnings.catch_warnings():
         warnings.simplefilter("error")
-        remat.checkpoint(without_gradients, leaf())  # once is enough
+        FACES[face](lambda x: (x * 2).sin(), leaf())
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, lambda m: m.forward, remat.checkpoint])
+def test_no_warning_in_eval_mode(wrap) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh()).requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        remat.checkpoint(wrap(module.eval()), torch.randn(3))
 
 
 def test_a_warning_when_nothing_requires_grad() -> None:
@@ -439,6 +445,9 @@ def test_a_warning_when_nothing_requires_grad() -> None:
 
     with pytest.warns(remat.RematWarning, match="of_constants.*requires grad"):
         remat.checkpoint(of_constants, torch.randn(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        remat.checkpoint(of_constants, torch.randn(3))  # once is enough
 
 
 def test_a_warning_when_nothing_is_held_inside() -> None:
@@ -458,9 +467,9 @@ def test_a_warning_when_all_is_marked() -> None:
 
 
 def test_a_warning_names_the_scope_and_the_line() -> None:
-    with torch.no_grad(), pytest.warns(remat.RematWarning, match="'idle scope'") as caught:  # noqa: SIM117
+    with pytest.warns(remat.RematWarning, match="'idle scope'") as caught:  # noqa: SIM117
         with remat.CheckpointScope("idle scope"):
-            leaf().sin()
+            torch.randn(3).sin()
     assert caught[0].filename == __file__
 
 

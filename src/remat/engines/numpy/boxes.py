@@ -14,69 +14,24 @@ appear in traces that remat starts, also follow plain NumPy functions (`__array_
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import autograd.numpy as anp
 import numpy as np
-from autograd.core import VJPNode, primitive_vjps
+from autograd.builtins import DictBox, SequenceBox
 from autograd.extend import Box, defvjp, primitive
 from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.numpy.numpy_vjps import unbroadcast_f
-from autograd.tracer import isbox, notrace_primitives, trace_primitives_map
+from autograd.tracer import isbox, trace_primitives_map
 
 from ...errors import UnsupportedError
-from . import follow
+from . import follow, pickles
 from .follow import plain
+from .nodes import LoggedNode, Node, OpLog, cast, memory_of, shape_and_dtype
 
-__all__ = ["Node", "OpLog", "TracedArray", "plain", "root_box"]
+__all__ = ["OpLog", "TracedArray", "as_view", "captured_box", "plain", "root_box"]
 
 Array = Any  # autograd and NumPy share no useful type
-
-
-class Node(VJPNode):  # type: ignore[misc]
-    """A node of a trace that remat started: autograd's, with an error that says what to do."""
-
-    __slots__ = ("is_view", "name", "shape")  # is_view: of the memory of an operand
-
-    def __init__(
-        self, value: Any, fun: Any, args: Any, kwargs: Any, argnums: Any, parents: Any
-    ) -> None:
-        if fun not in primitive_vjps:
-            name = getattr(fun, "__name__", str(fun))
-            raise UnsupportedError(
-                f"np.{name} has no derivative rule; write it with other functions, or define one "
-                "with autograd.extend.primitive and defvjp"
-            )
-        super().__init__(value, fun, args, kwargs, argnums, parents)
-        self.is_view = _looks_at(value, args)
-        self.name = getattr(fun, "__name__", str(fun))
-        self.shape = _shape(value)
-
-    def initialize_root(self, value: Any) -> None:
-        super().initialize_root()
-        self.is_view = False
-        self.name = "an input"
-        self.shape = _shape(value)
-
-
-class LoggedNode(Node):
-    """A node that enters its op into the log of its trace: `log(name, value)`."""
-
-    __slots__ = ("log",)
-
-    def __init__(
-        self, value: Any, fun: Any, args: Any, kwargs: Any, argnums: Any, parents: Any
-    ) -> None:
-        super().__init__(value, fun, args, kwargs, argnums, parents)
-        self.log: OpLog = parents[0].log
-        self.log(self.name, value)
-
-
-OpLog = Callable[[str, Any], None]
-
-for _kind in (Node, LoggedNode):
-    notrace_primitives[_kind] = notrace_primitives[VJPNode]  # floor, argmax, zeros_like, …
 
 
 @primitive  # type: ignore[untyped-decorator]
@@ -123,6 +78,30 @@ defvjp(
     _value_vjp,
 )
 
+
+@primitive  # type: ignore[untyped-decorator]
+def _converted(array: Array, dtype: Any, *args: Any, **kwargs: Any) -> Array:
+    # (A Python number has no methods.)
+    has_type = isinstance(array, np.ndarray | np.generic)
+    return array.astype(dtype, *args, **kwargs) if has_type else dtype.type(array)
+
+
+def _converted_vjp(ans: Array, array: Array, *args: Any, **kwargs: Any) -> Any:
+    return lambda g: cast(g, shape_and_dtype(array)[1])
+
+
+defvjp(_converted, _converted_vjp)
+
+
+@primitive  # type: ignore[untyped-decorator]
+def _copied(array: Array, order: Any) -> Array:
+    # (A number is no array, and stays none.)
+    return array.copy(order=order) if isinstance(array, np.ndarray) else array
+
+
+defvjp(_copied, lambda ans, array, order: lambda g: g, None)
+
+
 _views: weakref.WeakValueDictionary[int, _Family] = weakref.WeakValueDictionary()
 
 
@@ -141,12 +120,28 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return follow.call(func, args, kwargs)
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        raise UnsupportedError(
-            "a traced array cannot become a plain one: its gradient would be lost. Instead of "
-            "np.array([a, b]) write np.stack([a, b]); instead of filling a plain array, start "
-            "from a traced one (x * 0) or collect the parts and np.concatenate them"
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(np.ndarray, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise _NoSuchAttribute(
+            f"ndarray.{name} is not followed on traced arrays; write it with NumPy functions, "
+            "slices and x.ravel()"
         )
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise _lossy("a traced array cannot become a plain one")
+
+    def __float__(self) -> float:
+        raise _lossy("a traced number cannot become a Python number")
+
+    def __int__(self) -> int:
+        raise _lossy("a traced number cannot become a Python number")
+
+    def __complex__(self) -> complex:
+        raise _lossy("a traced number cannot become a Python number")
+
+    def __format__(self, spec: str) -> str:
+        return format(plain(self), spec)  # to look at
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         out = kwargs.pop("out", None)
@@ -192,7 +187,9 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
             if not np.can_cast(result.dtype, self.dtype, "same_kind"):
                 raise TypeError(f"cannot cast {result.dtype} to {self.dtype} in place")
             result = result.astype(self.dtype)
-        self._become(result if isbox(result) else _replaced(self, ..., result))
+        # (A ufunc returns a number for arrays without axes, and the array stays one.)
+        is_array = isbox(result) and isinstance(plain(result), np.ndarray)
+        self._become(result if is_array else _replaced(self, ..., result))
         return self
 
     def _become(self, result: Any) -> None:
@@ -200,17 +197,28 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
             raise UnsupportedError(
                 "a traced value was written into an array of an outer trace; return it instead"
             )
+        self._refuse_read_only()
         self._forget_views()
         # (The slots are autograd's, which mypy does not see.)
         self._value = result._value  # type: ignore[misc]
         self._node = result._node  # type: ignore[misc]
 
+    def _refuse_read_only(self) -> None:
+        value = plain(self._value)
+        if isinstance(value, np.ndarray) and not value.flags.writeable:
+            raise UnsupportedError(
+                "a read-only array is changed in place: a function of remat changes in place what "
+                "it closes over, or NumPy has made it read-only; change a copy (x = x.copy()), or "
+                "hand it over in the state or the arguments, and return it"
+            )
+
     def _forget_views(self) -> None:
         """Views of the old memory would not see the change."""
-        memory = _memory(self._value)
+        memory = memory_of(self._value)
         family = _views.get(id(memory))
         for view in list(family.members) if family else ():
-            if view is not self:
+            # (In an inner trace a box of its own stands for the same array.)
+            if view is not self and view._trace == self._trace:
                 view.stale = True
 
     def __iadd__(self, other: Any) -> Any:
@@ -240,7 +248,7 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
     # -- what autograd's boxes lack ------------------------------------------------------------
 
     def __pos__(self) -> Any:
-        return self * 1
+        return _copied(self, "K")
 
     def __floordiv__(self, other: Any) -> Any:
         return anp.floor_divide(self, other)
@@ -249,14 +257,23 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
         return anp.floor_divide(other, self)
 
     def copy(self, order: str = "C") -> Any:
-        return self * 1
+        return _copied(self, order)
+
+    def __copy__(self) -> Any:
+        return _copied(self, "C")
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return _copied(self, "K")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return pickles.unpickled, (pickles.keep(_copied(self, "K")),)
 
     def astype(self, dtype: Any, *args: Any, copy: bool = True, **kwargs: Any) -> Any:
         if not copy and np.dtype(dtype) == self.dtype:
             return self
         if np.dtype(dtype).kind not in "fc":  # whole numbers have no slope
             return plain(self).astype(dtype, *args, **kwargs)
-        return super().astype(dtype, *args, **kwargs)
+        return _converted(self, np.dtype(dtype), *args, **kwargs)
 
     def dot(self, other: Any) -> Any:
         return anp.dot(self, other)
@@ -265,39 +282,77 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
         order = axes[0] if len(axes) == 1 else axes or None
         return follow.call(np.transpose, (self, order), {})
 
-    def prod(self, axis: Any = None, **kwargs: Any) -> Any:
-        return follow.call(np.prod, (self, axis), kwargs)
+    def reshape(self, *shape: Any, order: str = "C") -> Any:
+        sizes = shape[0] if len(shape) == 1 else shape
+        if order == "C":  # the usual case, without a look at the options
+            return anp.reshape(self, sizes)
+        return follow.call(np.reshape, (self, sizes), {"order": order})
 
-    def clip(self, min: Any = None, max: Any = None, **kwargs: Any) -> Any:
-        return follow.call(np.clip, (self, min, max), kwargs)
-
-    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
-        return follow.call(np.diagonal, (self, offset, axis1, axis2), {})
-
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
-        return follow.call(np.trace, (self, *args), kwargs)
-
-    def cumprod(self, axis: int | None = None) -> Any:
-        return follow.call(np.cumprod, (self, axis), {})
-
-    def take(self, indices: Any, axis: int | None = None) -> Any:
-        return follow.call(np.take, (self, indices, axis), {})
+    def ravel(self, order: str = "C") -> Any:
+        return anp.ravel(self) if order == "C" else follow.call(np.ravel, (self, order), {})
 
     def compress(self, condition: Any, axis: int | None = None) -> Any:
         return follow.call(np.compress, (condition, self, axis), {})
 
-    def ptp(self, axis: Any = None) -> Any:
-        return follow.call(np.ptp, (self, axis), {})
+    def sort(self, axis: int = -1, **options: Any) -> None:
+        self[...] = follow.call(np.sort, (self, axis), options)
+
+    def item(self, *place: Any) -> Any:
+        if not place and self.size != 1:
+            raise ValueError("can only convert an array of size 1 to a Python scalar")
+        return self.ravel()[place[0] if len(place) == 1 else 0] if len(place) < 2 else self[place]
+
+    def tolist(self) -> Any:
+        return [part.tolist() for part in self] if self.ndim else self
 
     def conj(self) -> Any:
-        return anp.conj(self)
+        # (Unlike np.conj, the method returns real numbers as they are: not even a copy.)
+        return anp.conj(self) if self.dtype.kind == "c" else self
+
+    def flatten(self, order: str = "C") -> Any:
+        return _copied(self.ravel(order), "K")
 
     conjugate = conj
+    # (autograd's forgets the byte order.)
+    dtype = property(lambda self: shape_and_dtype(self)[1])
     real = property(lambda self: follow.call(np.real, (self,), {}))
-    imag = property(anp.imag)
+    imag = property(lambda self: follow.call(np.imag, (self,), {}))
     mT = property(lambda self: anp.swapaxes(self, -1, -2))
     nbytes = property(lambda self: np.asarray(self._value).nbytes)
     itemsize = property(lambda self: np.asarray(self._value).itemsize)
+
+
+def _lossy(fact: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{fact}: its gradient would be lost. Instead of np.array([a, b]), np.r_[a, b], "
+        "np.c_[a, b] or np.sum([a, b]) write np.stack([a, b]) or np.concatenate([a, b]); "
+        "instead of filling a plain array (out = np.zeros(3); out[0] = x[0]) collect the parts in "
+        "a list and np.stack them, or start from a traced array (out = 0 * x); "
+        "instead of math.exp(x) or float(x) write np.exp(x) or x"
+    )
+
+
+class _NoSuchAttribute(UnsupportedError, AttributeError):
+    """Both: `hasattr` and NumPy itself ask for attributes, and take no for an answer."""
+
+
+def _method(name: str) -> Any:
+    """Follow a method as the function of its name, with what that accepts and refuses."""
+    function = getattr(np, name)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return follow.call(function, (self, *args), kwargs)
+
+    method.__name__ = name
+    return method
+
+
+for _name in (
+    *("all", "any", "argmax", "argmin", "argsort", "clip", "cumprod", "cumsum", "diagonal"),
+    *("max", "mean", "min", "prod", "repeat", "round", "squeeze", "std", "sum"),
+    *("swapaxes", "take", "trace", "var", "ptp"),
+):
+    setattr(TracedArray, _name, _method(_name))
 
 
 class TracedView(TracedArray):
@@ -310,7 +365,7 @@ class TracedView(TracedArray):
         self.owner: TracedArray | None = None
         self.index: Any = None
         super().__init__(value, trace, node)
-        memory = _memory(value)
+        memory = memory_of(value)
         family = _views.get(id(memory))
         if family is None:
             _views[id(memory)] = family = _Family()
@@ -335,6 +390,7 @@ class TracedView(TracedArray):
 
     def _become(self, result: Any) -> None:
         owner, index = self.owner, self.index
+        self._refuse_read_only()
         if owner is None:
             raise UnsupportedError(
                 "an in-place change of a reshaped, transposed or split view is not followed; "
@@ -348,32 +404,6 @@ class TracedView(TracedArray):
         self.family.members.add(self)
 
 
-def _memory(value: Any) -> Any:
-    """Return the array that owns the memory which `value` looks at."""
-    value = plain(value)
-    while isinstance(getattr(value, "base", None), np.ndarray):
-        value = value.base
-    return value
-
-
-def _shape(value: Any) -> Any:
-    """The shape that a gradient must have; None for what is no array."""
-    value = plain(value)
-    return np.shape(value) if isinstance(value, np.ndarray | np.generic | float | complex) else None
-
-
-def _looks_at(value: Any, operands: Any) -> bool:
-    value = plain(value)
-    if not isinstance(value, np.ndarray) or not isinstance(value.base, np.ndarray):
-        return False
-    memory = _memory(value)
-    for operand in map(plain, operands):
-        parts = operand if isinstance(operand, list | tuple) else (operand,)
-        if any(isinstance(plain(part), np.ndarray) and _memory(part) is memory for part in parts):
-            return True
-    return False
-
-
 def _same_index(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
@@ -382,6 +412,10 @@ def _same_index(one: Any, other: Any) -> bool:
 
 
 def _write(out: tuple[Any, ...], result: Any) -> Any:
+    if len(out) > 1:
+        raise UnsupportedError(
+            f"a ufunc with {len(out)} results is followed without out=; use what it returns"
+        )
     (target,) = out
     if not isinstance(target, TracedArray):
         raise UnsupportedError(
@@ -391,11 +425,32 @@ def _write(out: tuple[Any, ...], result: Any) -> Any:
     return target._update(result)
 
 
+class CapturedArray(TracedArray):
+    """What a step closes over, for all steps of a loop."""
+
+    __slots__ = ()
+
+    def _become(self, result: Any) -> None:
+        raise UnsupportedError(
+            "the function changes in place what it closes over; what changes from call to call "
+            "belongs into the state (or the inputs and results) of the function"
+        )
+
+
+def captured_box(value: Any, trace: int) -> CapturedArray:
+    return CapturedArray(value, trace, Node.new_root(value))
+
+
 def _box_of(value: Any, trace: int, node: Any) -> Any:
     """Make the box for a result: ours in our traces, autograd's in others."""
     if not isinstance(node, Node):
         return ArrayBox(value, trace, node)
     return (TracedView if node.is_view else TracedArray)(value, trace, node)
+
+
+def as_view(box: TracedArray) -> TracedArray:
+    """Return a box that looks at the memory of another one, for what a function has returned."""
+    return TracedView(box._value, box._trace, box._node)
 
 
 def root_box(value: Any, trace: int, log: OpLog | None = None) -> TracedArray:
@@ -407,11 +462,31 @@ def root_box(value: Any, trace: int, log: OpLog | None = None) -> TracedArray:
     return TracedArray(value, trace, node)
 
 
+def _sequence_of(value: Any, trace: int, node: Any) -> Any:
+    """Make a list or tuple of boxes for a result that is one, as NumPy returns one.
+
+    Why not for sums of gradients? autograd adds to them as a whole.
+    """
+    box = SequenceBox(value, trace, node)
+    if not isinstance(node, Node) or node.is_sum:
+        return box
+    parts = [box[i] for i in range(len(value))]
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+
+def _dict_of(value: Any, trace: int, node: Any) -> Any:
+    box = DictBox(value, trace, node)
+    if not isinstance(node, Node) or node.is_sum:
+        return box
+    return {key: box[key] for key in value}
+
+
 def _install() -> None:
+    makers = {ArrayBox: _box_of, SequenceBox: _sequence_of, DictBox: _dict_of}
     for value_type, maker in list(Box.type_mappings.items()):
-        if maker is ArrayBox and value_type is not ArrayBox:
-            Box.type_mappings[value_type] = _box_of
-    for cls in (TracedArray, TracedView):
+        if maker in makers and value_type is not maker:
+            Box.type_mappings[value_type] = makers[maker]
+    for cls in (TracedArray, TracedView, CapturedArray):
         Box.types.add(cls)
         Box.type_mappings[cls] = _box_of
 

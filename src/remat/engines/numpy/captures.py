@@ -29,6 +29,7 @@ from autograd.tracer import isbox
 
 from ...errors import RecomputeMismatchError, UnsupportedError
 from .randomness import GENERATORS
+from .slots import GONE, Slots, are, group
 
 __all__ = ["Captures", "capture"]
 
@@ -43,7 +44,6 @@ _FRAMEWORKS = {
     *("optree", "pytest", "_pytest", "hypothesis", "remat"),
 }
 _STANDARD_LIBRARY = Path(os.__file__).parent
-_GONE = object()
 
 
 class _Place(NamedTuple):
@@ -54,7 +54,7 @@ class _Place(NamedTuple):
     name: str = ""  # of a variable; other places are named after their owner
 
     def get(self) -> Any:
-        return _GONE
+        return GONE
 
     def put(self, value: Any) -> None:
         pass
@@ -71,7 +71,7 @@ class _Item(_Place):
         try:
             return self.owner[self.key]
         except (LookupError, TypeError):
-            return _GONE
+            return GONE
 
     def put(self, value: Any) -> None:
         self.owner[self.key] = value
@@ -88,7 +88,7 @@ class _Attribute(_Place):
         try:
             return getattr(self.owner, self.key)
         except (AttributeError, ValueError):
-            return _GONE
+            return GONE
 
     def put(self, value: Any) -> None:
         # Not setattr for plain objects: frozen dataclasses refuse it, and properties would run.
@@ -102,6 +102,10 @@ class _Attribute(_Place):
 
 
 _NOWHERE = _Place()
+
+
+def _is_item(place: Any) -> bool:
+    return isinstance(place, _Item)
 
 
 class _Change(NamedTuple):
@@ -122,6 +126,8 @@ class Captures:
         self.found_at: dict[int, _Place] = {}  # where the search came first upon an object
         self._holders = holders
         self._places: list[tuple[_Place, Any]] = []  # and what stands there
+        self._slots: list[Slots] | None = None
+        self._prepared: list[tuple[Sequence[Any], list[list[Any]]]] = []  # for the last `values`
         self._numbers: dict[int, int] = {}
         self._known: dict[Any, Any] = {}
         self._watched: dict[Any, tuple[_Place, Any]] = {}  # numbers, as they were when found
@@ -130,26 +136,34 @@ class Captures:
     @contextmanager
     def filled(self, values: Sequence[Any]) -> Iterator[None]:
         """Put `values` in the place of the boxes for a while."""
-        before = [place.get() for place, _ in self._places]
-        filled = [
-            (place, self._substitute(original, values), old)
-            for (place, original), old in zip(self._places, before, strict=True)
-            if old is not _GONE
-        ]
-        for place, value, _ in filled:
-            place.put(value)
+        if self._slots is None:
+            self._slots = group(self._places, _is_item)
+        slots, contents = self._slots, self._contents(self._slots, values)
+        before = [slot.get() for slot in slots]
+        for slot, content, old in zip(slots, contents, before, strict=True):
+            slot.put(content, old)
+        inside = [slot.get() for slot in slots]
         changed = False
         try:
             yield
-            changed = any(place.get() is not value for place, value, _ in filled)
+            changed = not all(are(slot.get(), old) for slot, old in zip(slots, inside, strict=True))
         finally:
-            for place, _, old in filled:
-                place.put(old)
+            for slot, old in zip(slots, before, strict=True):
+                slot.put(old, old)
         if changed:
             raise UnsupportedError(
                 "the function replaces a traced value that it closes over; what changes from call "
                 "to call belongs into the state (or the inputs and results) of the function"
             )
+
+    def _contents(self, slots: list[Slots], values: Sequence[Any]) -> list[list[Any]]:
+        """Return what to put into the slots; the same `values` come again with every step."""
+        for known, contents in self._prepared:
+            if known is values:
+                return contents
+        contents = [[self._substitute(o, values) for o in slot.originals] for slot in slots]
+        self._prepared = [(values, contents), *self._prepared[:1]]  # boxes, and plain arrays
+        return contents
 
     def accept_constants(self) -> None:
         """After a recorded run: what was left behind and is not traced is a constant."""
@@ -167,7 +181,7 @@ class Captures:
         """Refuse a number that has changed, where results cannot show that it does no harm."""
         change = self._changed_number()
         if change is not None:
-            after = "gone" if change.after is _GONE else repr(change.after)
+            after = "gone" if change.after is GONE else repr(change.after)
             raise RecomputeMismatchError(
                 f"{what} was run again, and whether it did the same cannot be seen: zeros agree "
                 f"whatever they are multiplied by, and {self._name(change.place)}, a number that "
@@ -201,7 +215,7 @@ class Captures:
         self._watched = now._watched | self._watched
         self.found_at |= now.found_at
         self._changed_number()
-        return [(k, v) for k, v in now._known.items() if self._known.get(k, _GONE) is not v]
+        return [(k, v) for k, v in now._known.items() if self._known.get(k, GONE) is not v]
 
     def _substitute(self, original: Any, values: Sequence[Any]) -> Any:
         """Rebuild what stood in a place: a box, or a tuple or partial with boxes in it."""
@@ -228,6 +242,7 @@ class Captures:
 
     def place(self, place: _Place, original: Any) -> None:
         self._places.append((place, original))
+        self._slots = None
 
     def names(self) -> list[str]:
         """Name every box by a variable, an attribute or an entry that refers to it."""
@@ -238,11 +253,15 @@ class Captures:
         """Return the numbers that the functions close over, as they are now, by place."""
         return {key: place.get() for key, (place, _) in self._watched.items()}
 
+    def set_numbers_back(self) -> None:
+        """Set them to what they were when they were found."""
+        self.put_numbers({key: before for key, (_, before) in self._watched.items()})
+
     def put_numbers(self, numbers: dict[Any, Any]) -> None:
         """Set them to what `numbers()` has returned before."""
         for key, value in numbers.items():
             place, _ = self._watched[key]
-            if value is not _GONE and place.get() is not value:
+            if value is not GONE and place.get() is not value:
                 place.put(value)
 
     def name_of_number(self, key: Any) -> str:

@@ -10,6 +10,7 @@ Three sources, in this order:
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -41,23 +42,25 @@ rules: dict[Any, Callable[..., Any]] = {}
 def call(func: Any, args: Any, kwargs: Any) -> Any:
     """Call a NumPy function some of whose arguments are, or contain, traced arrays."""
     _refuse_options(func, args, kwargs)
-    if func in rules:
-        return rules[func](*args, **kwargs)
-    wrapper = _wrapper(func)
-    if wrapper is None:
+    rule = rules.get(func)
+    wrapper = None if rule else _wrapper(func)
+    if rule is None and wrapper is None:
         name = f"{func.__module__}.{func.__name__}".replace("numpy", "np")
         raise UnsupportedError(
             f"{name} is not followed on traced arrays; write it with other NumPy functions, or "
             "give it a rule with autograd.extend.primitive and defvjp"
         )
-    args, kwargs = _positional(func, args, kwargs)
     try:
+        if rule is not None:
+            return rule(*args, **kwargs)
+        assert wrapper is not None
+        args, kwargs = _positional(func, args, kwargs)
         result = wrapper(*map(as_array, args), **kwargs)
     except (KeyError, AssertionError, AttributeError, RecursionError, NotImplementedError) as error:
         raise UnsupportedError(
             f"np.{func.__name__} is not followed with these arguments ({error})"
         ) from error
-    return _with_names(_same_if_alias(result, args))
+    return _same_if_alias(result, args)
 
 
 def ufunc_method(ufunc: Any, method: str, inputs: Any, kwargs: Any) -> Any:
@@ -112,6 +115,17 @@ def _signature(func: Any) -> inspect.Signature:
     return inspect.signature(func)
 
 
+@lru_cache(maxsize=512)
+def _names(func: Any) -> tuple[str, ...]:
+    """Return the names of the arguments that may be given by position."""
+    try:
+        parameters = _signature(func).parameters.values()
+    except ValueError:  # a C function without a signature
+        return ()
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in itertools.takewhile(lambda p: p.kind in by_position, parameters))
+
+
 def _positional(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Move traced keyword arguments to the front: autograd looks at positional ones only."""
     if not any(has_box(value) for value in kwargs.values()):
@@ -136,15 +150,11 @@ _OPTIONS: dict[str, tuple[Any, ...]] = {
     "mean": (None,),
     "casting": ("same_kind", "unsafe"),
     "subok": (False, True),
-    "norm": (None, "backward", "ortho"),
 }
 
 
 def _refuse_options(func: Any, args: Any, kwargs: Any) -> None:
-    try:
-        given = _signature(func).bind(*args, **kwargs).arguments
-    except (ValueError, TypeError):  # a C function without a signature, or a wrong call
-        given = kwargs
+    given = {**dict(zip(_names(func), args, strict=False)), **kwargs}
     for name, allowed in _OPTIONS.items():
         value = given.get(name, np._NoValue)
         is_word = isinstance(value, str | bool | type(None))
@@ -163,14 +173,6 @@ def _same_if_alias(result: Any, args: Any) -> Any:
         if isbox(result) and isbox(arg) and result._value is arg._value:
             return arg
     return result
-
-
-def _with_names(result: Any) -> Any:
-    """Give np.linalg's results their names: `np.linalg.eigh(x).eigenvalues`."""
-    kind = type(result._value) if isbox(result) else None
-    if kind is None or not hasattr(kind, "_fields"):
-        return result
-    return kind(*(result[i] for i in range(len(result))))
 
 
 def rule_for(*funcs: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

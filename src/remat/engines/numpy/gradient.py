@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 from autograd.core import vspace
 
 from ... import trees
+from .nodes import cast, shape_and_dtype
+from .overlaps import guarded
 from .tape import is_differentiable, plain, record, zeros_like
 
 __all__ = ["value_and_grad"]
@@ -24,7 +27,7 @@ def value_and_grad(
 ) -> tuple[Any, list[Any]]:
     """Return the value of `function(*args, **kwargs)` and a gradient for each argument in `wrt`."""
     parts = [trees.flatten(args[i]) for i in wrt]
-    inputs = [leaf for leaves, _ in parts for leaf in leaves]
+    inputs = _apart([leaf for leaves, _ in parts for leaf in leaves])
     wanted = [is_differentiable(leaf) for leaf in inputs]
     for i, (leaves, _) in zip(wrt, parts, strict=True):
         if not any(map(is_differentiable, leaves)):
@@ -52,7 +55,7 @@ def value_and_grad(
     seeds = _seeds(recording.results, structures[0], init_grad)
     gathered = recording.go_back(seeds, [None] * len(inputs))
     gradients = iter(
-        None if not want else zeros_like(leaf) if total is None else total[0]
+        None if not want else zeros_like(leaf) if total is None else _own(*total)
         for leaf, want, total in zip(inputs, wanted, gathered, strict=True)
     )
     return value, [
@@ -60,9 +63,27 @@ def value_and_grad(
     ]
 
 
+def _apart(inputs: list[Any]) -> list[Any]:
+    """Return read-only copies of arrays that overlap: a write to one would not show in the other.
+
+    (Looked at through views of their own, so that an array that is given twice overlaps, too.)
+    """
+    looks = [leaf.view() if isinstance(leaf, np.ndarray) else leaf for leaf in inputs]
+    return guarded(looks, inputs)
+
+
+def _own(gradient: Any, is_sum: bool) -> Any:
+    """Return a gradient that shares no memory with anything else.
+
+    A sum is new; anything else may be the seed, another gradient or an array of a rule.
+    """
+    owns = is_sum and getattr(plain(gradient), "base", None) is None
+    return gradient if owns else copy.copy(gradient)
+
+
 def _seeds(results: list[Any], structure: trees.Structure, init_grad: Any) -> list[Any]:
     if init_grad is None:
-        return [vspace(r).ones() if is_differentiable(r) else None for r in results]
+        return [_fitting(vspace(r).ones(), r) if is_differentiable(r) else None for r in results]
     seeds, given = trees.flatten(init_grad)
     if given != structure:
         raise ValueError(
@@ -74,7 +95,8 @@ def _seeds(results: list[Any], structure: trees.Structure, init_grad: Any) -> li
                 f"init_grad has shape {np.shape(plain(seed))}, the output has "
                 f"{np.shape(plain(result))}"
             )
-    return [
-        seed if is_differentiable(result) else None
-        for seed, result in zip(seeds, results, strict=True)
-    ]
+    return [_fitting(seed, result) for seed, result in zip(seeds, results, strict=True)]
+
+
+def _fitting(seed: Any, result: Any) -> Any:
+    return cast(seed, shape_and_dtype(result)[1]) if is_differentiable(result) else None

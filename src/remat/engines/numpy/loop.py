@@ -30,6 +30,7 @@ from ...loops import (
 )
 from ...stores import MemoryStore, Store
 from .captures import Captures, capture
+from .overlaps import guarded
 from .randomness import Randomness
 from .steps import Gradients, HeldState, Outputs, PerStep, RecordedStep, Steps
 from .tape import is_differentiable, is_made, plain, zeros_like
@@ -283,6 +284,10 @@ def _just_a_look(leaf: Any, anchor: Any) -> Any:
     return leaf
 
 
+# A caller that changes what it looks at gets an array of its own; nothing is copied before.
+_just_a_look.copies_on_write = True
+
+
 def _just_a_look_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Callable[[Any], Any]:
     def vjp(g: Any) -> Any:
         raise UnsupportedError(
@@ -304,7 +309,7 @@ def _plain_leaves(leaves: list[Any]) -> list[Any]:
         others = zip(found, leaves[:i], strict=True)
         shared = any(value is other and leaf is not box for other, box in others)
         found.append(value.copy() if shared and isinstance(value, np.ndarray) else value)
-    return found
+    return guarded(found, found)
 
 
 def _copy(leaf: Any) -> Any:

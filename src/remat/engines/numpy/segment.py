@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -14,10 +16,11 @@ from autograd.tracer import isbox, trace_stack
 from ... import trees
 from ...errors import RecomputeMismatchError, UnsupportedError
 from ...loops import Account, is_inside_a_region
+from ...observers import warn_once
 from ...segments import SegmentOptions
-from ...watching import warn_once
-from .boxes import OpLog
+from .boxes import OpLog, TracedArray, as_view
 from .captures import capture
+from .nodes import memory_of
 from .randomness import GENERATORS, Randomness
 from .steps import proves_nothing, read_only
 from .tape import (
@@ -99,6 +102,10 @@ class Segment:
             self.randomness = Randomness([*self.captures.generators, *given])
         self.moment = self.randomness.last_moment if self.randomness else ()
         self.results: list[Any] = []
+        self.written: list[int] = []  # arguments that the function writes to: it gives them, too
+        self.finals: list[Any] = []  # what they are after the call
+        self.given: list[Any] = []  # the arrays that the first run got
+        self.has_run = False
         self.result_structure: trees.Structure | None = None
         self.traced_results: list[bool] = []
         self.marks: list[Any] = []
@@ -110,9 +117,23 @@ class Segment:
     def run(self) -> Any:
         values = iter(run_as_one(self, self.values))
         results = [next(values) if is_differentiable(r) else r for r in self.results]
-        self.results = []  # they belong to the caller now
+        for i, final in zip(self.written, values, strict=True):
+            self.leaves[i]._become(final)
+        results = [self._alias(*pair) for pair in zip(self.results, results, strict=True)]
+        self.results, self.finals, self.given = [], [], []  # they belong to the caller now
         assert self.result_structure is not None
         return trees.unflatten(self.result_structure, results)
+
+    def _alias(self, value: Any, result: Any) -> Any:
+        """Return the argument itself, or a view of it, where the function has returned that."""
+        if not isbox(result) or not isinstance(value, np.ndarray):
+            return result
+        for leaf, array in zip(self.leaves, self.given, strict=False):
+            if array is value and isbox(leaf):
+                return leaf
+        memory = memory_of(value)
+        is_view = any(memory_of(final) is memory for final in self.finals)
+        return as_view(result) if is_view else result
 
     def ahead(self) -> tuple[Any, ...]:
         self.account.begin(self.shown_name)
@@ -124,12 +145,15 @@ class Segment:
             # A state is some 30 KB: not worth holding for a function that draws no numbers.
             now = self.randomness.moment()
             self.moment = self.randomness.watch_only_used(self.moment, now)
+        self.has_run = True
         self.captures.refuse_leftovers()
         refuse_boxes(self.results)
-        self.traced_results = [is_differentiable(result) for result in self.results]
+        self._refuse_writes_that_are_lost()
+        results = [*self.results, *self.finals]
+        self.traced_results = [is_differentiable(result) for result in results]
         if self.kept is None:
-            self.marks = [fingerprint(result) for result in self.results]
-        return tuple(result for result in self.results if is_differentiable(result))
+            self.marks = [fingerprint(result) for result in results]
+        return tuple(result for result in results if is_differentiable(result))
 
     def back(self, gradients: Any) -> list[Any]:
         recording = self.kept or self._recorded_again()
@@ -143,10 +167,66 @@ class Segment:
         ]
 
     def _run_plainly(self) -> list[Any]:
-        # Copies, in case the function works in place: the inputs are kept for the way back.
-        own = [v.copy() if isinstance(v, np.ndarray) else v for v in self.inputs]
+        """Run on read-only arrays; on copies if the function writes to its arguments.
+
+        Why not always on copies? They cost memory; and that nothing was written has to be certain:
+        a write that leaves all bits as they were (x *= w, with w = 1) still has a gradient.
+        """
         with self.account.inside(), self.captures.filled(self.captured):
-            return self._call(own[: len(self.leaves)])
+            if _code(self.holder[0]) not in _writers:
+                self.given = [read_only(value) for value in self.inputs[: len(self.leaves)]]
+                try:
+                    return self._call(self.given)
+                except ValueError as error:
+                    if not _is_about_read_only(error):
+                        raise
+                _writers.add(_code(self.holder[0]))
+                self._set_back()
+            return self._run_on_copies()
+
+    def _run_on_copies(self) -> list[Any]:
+        copies: dict[int, Any] = {}
+        self.given = []
+        for i, leaf in enumerate(self.leaves):
+            value = self.inputs[i]
+            if not isinstance(value, np.ndarray):
+                self.given.append(value)
+            elif isinstance(leaf, TracedArray):
+                if id(leaf) not in copies:
+                    copies[id(leaf)] = value.copy(order="K")
+                    self.written.append(i)
+                self.given.append(copies[id(leaf)])
+            elif self.wanted[i]:
+                self.given.append(read_only(value))
+            else:  # whole numbers have no gradient: written at once, and kept as they were
+                self.inputs[i] = value.copy(order="K")
+                self.given.append(value)
+        try:
+            results = self._call(self.given)
+        except ValueError as error:
+            raise (_lost_write() if _is_about_read_only(error) else error) from error
+        self.finals = [self.given[i] for i in self.written]
+        return results
+
+    def _set_back(self) -> None:
+        """Undo what a run that did not come to its end has done to random and other numbers."""
+        if self.randomness:
+            self.randomness.go_to(self.moment)
+        self.captures.set_numbers_back()
+
+    def _refuse_writes_that_are_lost(self) -> None:
+        """What is written to an array has to be seen by all that look at its memory."""
+        if any(not isinstance(self.leaves[i], TracedArray) for i in self.written):
+            raise _lost_write()
+        arrays = [(i, v) for i, v in enumerate(self.inputs) if isinstance(v, np.ndarray)]
+        for i in self.written:
+            for j, other in arrays:
+                same = j < len(self.leaves) and self.leaves[i] is self.leaves[j]
+                if not same and np.may_share_memory(self.inputs[i], other):
+                    raise UnsupportedError(
+                        f"{self.shown_name} writes to its argument {i}, whose memory another value "
+                        "that it gets or closes over looks at, too; pass a copy of one of them"
+                    )
 
     def _rehearse(self) -> None:
         """Run with a tape and weigh it; keep it if it is light enough."""
@@ -155,10 +235,17 @@ class Segment:
             base = used()
             recording = record(self._recorded, self.inputs, self.wanted)
             self.tape_bytes = used() - base
-        self.results, recording.results = recording.results, []
+        count = len(recording.results) - len(self.written)
+        self.results, self.finals = recording.results[:count], recording.results[count:]
+        recording.results = []
+        self.given = self.inputs[: len(self.leaves)]
+        for i, final in zip(self.written, self.finals, strict=True):
+            self.given[i] = final
         brought = memories(self.inputs)
-        made = {k: size for k, size in memories(self.results).items() if k not in brought}
-        pairs = zip(self.results, held_elsewhere(self.results), strict=True)
+        # (Not a list of its own where that is not needed: references are counted below.)
+        results = self.results + self.finals if self.finals else self.results
+        made = {k: size for k, size in memories(results).items() if k not in brought}
+        pairs = zip(results, held_elsewhere(results), strict=True)
         on_tape = {k: made[k] for k in memories(r for r, held in pairs if held) if k in made}
         between = max(0, self.tape_bytes - sum(made.values()))
         self.tape_bytes = between + sum(on_tape.values())
@@ -205,14 +292,27 @@ class Segment:
             )
 
     def _recorded(self, boxes: list[Any]) -> list[Any]:
-        leaves = [
-            box.copy() if isinstance(box, np.ndarray) else box for box in boxes[: len(self.leaves)]
+        count = len(self.leaves)
+        # An array that is passed twice is one box: a write to it is seen twice.
+        first = {id(leaf): i for i, leaf in reversed(list(enumerate(self.leaves)))}
+        own = [
+            boxes[first[id(leaf)]] if isbox(leaf) else boxes[i]
+            for i, leaf in enumerate(self.leaves)
         ]
-        closed_over = boxes[len(self.leaves) :]
-        with self.captures.filled(closed_over):
+        leaves = [box.copy() if isinstance(box, np.ndarray) else box for box in own]
+        with self.captures.filled(boxes[count:]):
             results = self._call(leaves)
-        refuse_changed(closed_over, self.inputs[len(self.leaves) :])
-        return results
+        refuse_changed(boxes[count:], self.inputs[count:])
+        written = [
+            i
+            for i, box in enumerate(boxes[:count])
+            if isbox(box) and box._value is not self.inputs[i]
+        ]
+        if not self.has_run:
+            self.written = written
+        elif not set(written) <= set(self.written):
+            raise _lost_write()
+        return results + [boxes[i] for i in self.written]
 
     def _call(self, leaves: list[Any]) -> list[Any]:
         args, kwargs = trees.unflatten(self.structure, leaves)
@@ -234,6 +334,28 @@ class Segment:
                 randomness.go_to(now)
 
         return replayed()
+
+
+# The code of functions that write to their arguments: they are run on copies at once.
+_writers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _code(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__code__", type(function))
+
+
+def _is_about_read_only(error: ValueError) -> bool:
+    return "read-only" in str(error)
+
+
+def _lost_write() -> UnsupportedError:
+    return UnsupportedError(
+        "a checkpointed function writes to an array whose gradient would be lost: to an argument "
+        "that is not traced by remat while others are, or to what it closes over; let it write to "
+        "a copy (x = x.copy()), and return what it has made"
+    )
 
 
 def name_of(function: Any) -> str:

@@ -14,14 +14,15 @@ from ...loops import Measured, StepOutputs
 from ...stores import Arrays
 from .arrays import NumpyArrays
 from .captures import Captures
+from .overlaps import copy_of, guarded, refuse_write_to_overlap
 from .randomness import Moment, Randomness
 from .tape import (
     Flagged,
     Recording,
+    SharedRoots,
     is_differentiable,
     record,
     refuse_boxes,
-    refuse_changed,
     zeros_like,
 )
 from .weighing import held_elsewhere, nbytes, references, traced_memory
@@ -83,6 +84,7 @@ class Steps:
         self.traced = traced  # leaves of the initial state: does anybody ask for their gradient?
         self.captures = captures
         self.captured = [read_only(value) for value in captured]
+        self.shared = SharedRoots(self.captured)
         self.randomness = randomness
         self.inputs = inputs
         self.outputs = outputs
@@ -93,8 +95,13 @@ class Steps:
 
     def start_gradients(self) -> None:
         """Forget the gradients gathered so far."""
-        self.captured_sums: list[Flagged | None] = [None] * len(self.captured)
+        self.shared.sums = {}
         self.inputs.start_gradients()
+
+    @property
+    def captured_sums(self) -> list[Flagged | None]:
+        """The gradients of what the step closes over, as far as they were gathered."""
+        return [self.shared.sums.get(i) for i in range(len(self.captured))]
 
     # -- verbs ---------------------------------------------------------------------------------
 
@@ -111,6 +118,7 @@ class Steps:
                 if collect:
                     keep(output, step)
         except Exception as error:
+            refuse_write_to_overlap(error, state, step)
             _note(error, step)
             raise
         self._reached = max(self._reached, stop)
@@ -140,17 +148,15 @@ class Steps:
 
         def run(values: list[Any]) -> list[Any]:
             # What is not traced could be changed in place: the held one must not be.
-            own = [_copy(values[i]) if values[i] is leaf else values[i] for i, leaf in firsts]
+            own = [copy_of(values[i]) if values[i] is leaf else values[i] for i, leaf in firsts]
             x = trees.unflatten(given[1], values[sizes[0] : sum(sizes)])
-            boxes = values[sum(sizes) :]
-            with self.captures.filled(boxes):
+            with self.captures.filled(self.shared.boxes()):
                 new, output = self.call(trees.unflatten(self.structure, own), x)
-            refuse_changed(boxes, self.captured)
             results, structure = trees.flatten(new)
             self._check_structure(structure, step)
             return results + self.outputs.flat(output)
 
-        inputs = [*leaves, *given[0], *self.captured]
+        inputs = [*leaves, *given[0]]
         wanted = [is_differentiable(value) for value in inputs]
         # Leaves that are one and the same array are one and the same box.
         firsts = [(_first_like(leaves, i), leaf) for i, leaf in enumerate(leaves)]
@@ -164,7 +170,9 @@ class Steps:
         results = recording.results
         refuse_boxes(results)
         self.outputs.keep(results[sizes[0] :], step)
-        after = [_compact(leaf) for leaf in results[: sizes[0]]]
+        new = results[: sizes[0]]
+        after = guarded(new, [_compact(leaf) for leaf in new])
+        del new
         del results[:]  # the state after is held once, the outputs not at all
         recorded = RecordedStep(recording, held, HeldState(after, self.randomness.moment()))
         if step < self._reached:
@@ -182,9 +190,7 @@ class Steps:
     def step_back(self, recorded: RecordedStep, gradient: Gradients, start: int) -> Gradients:
         seeds = gradient + self.outputs.seeds(start)
         count, given = len(gradient), self.inputs.count
-        sums = [None] * (count + given) + self.captured_sums
-        gathered = recorded.recording.go_back(seeds, sums)
-        self.captured_sums = gathered[count + given :]
+        gathered = recorded.recording.go_back(seeds, [None] * (count + given), self.shared)
         self.inputs.gather(start, [g and g[0] for g in gathered[count : count + given]])
         return [None if g is None else g[0] for g in gathered[:count]]
 
@@ -257,10 +263,10 @@ class Steps:
         seeds = [zeros_like(leaf) if is_differentiable(leaf) else None for leaf in after]
         seeds += [None] * (len(recorded.recording.ends) - len(seeds))
         nothing: list[Flagged | None] = [None] * len(recorded.recording.roots)
-        sums = recorded.recording.go_back(seeds, nothing)
-        kept = len(nothing) - len(self.captured)
+        recorded.recording.go_back(seeds, nothing, self.shared)
         tracemalloc.reset_peak()
-        recorded.recording.go_back(seeds, nothing[:kept] + sums[kept:])
+        recorded.recording.go_back(seeds, nothing, self.shared)
+        self.shared.sums = {}
         return tracemalloc.get_traced_memory()[1]
 
     # -- checks --------------------------------------------------------------------------------
@@ -269,7 +275,7 @@ class Steps:
         leaves, structure = trees.flatten(state)
         self._check_structure(structure, step)
         refuse_boxes(leaves)
-        compact = [_compact(leaf) for leaf in leaves]
+        compact = guarded(leaves, [_compact(leaf) for leaf in leaves])
         if all(map(_is, compact, leaves)):
             return state
         return trees.unflatten(structure, compact)
@@ -369,9 +375,9 @@ def _copy(leaf: Any) -> Any:
 def _copies(leaves: list[Any]) -> list[Any]:
     """Copy the leaves of a state; what is one array stays one array."""
     if len(leaves) == 1:
-        return [_copy(leaves[0])]
-    copies = {id(leaf): _copy(leaf) for leaf in leaves}
-    return [copies[id(leaf)] for leaf in leaves]
+        return [copy_of(leaves[0])]
+    copies = {id(leaf): copy_of(leaf) for leaf in leaves}
+    return guarded(leaves, [copies[id(leaf)] for leaf in leaves])
 
 
 def _compact(leaf: Any) -> Any:

@@ -6,7 +6,7 @@ whatever it closes over) and many outputs. The reverse pass is autograd's, over 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,11 +16,14 @@ from autograd.tracer import isbox, trace_stack
 from autograd.util import toposort
 
 from ...errors import UnsupportedError
-from .boxes import OpLog, plain, root_box
+from . import pickles
+from .boxes import OpLog, captured_box, plain, root_box
+from .nodes import cast
 
 __all__ = [
     "Flagged",
     "Recording",
+    "SharedRoots",
     "is_differentiable",
     "plain",
     "record",
@@ -49,6 +52,31 @@ def zeros_like(value: Any) -> Any:
     return vspace(value).zeros()
 
 
+class SharedRoots:
+    """What all steps of a loop close over: boxed once, whatever the number of steps.
+
+    A step costs what it uses; its gradients are added to `sums`, by number.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = values
+        self.sums: dict[int, Flagged] = {}
+        self.numbers: dict[Any, int] = {}  # by node, of all traces
+        self._boxes: dict[int, list[Any]] = {}  # by trace
+
+    def boxes(self) -> list[Any]:
+        """Return the boxes for the trace that is being recorded: the same list every time."""
+        trace = trace_stack.top
+        if trace not in self._boxes:
+            self._boxes[trace] = [
+                captured_box(value, trace) if is_differentiable(value) else value
+                for value in self.values
+            ]
+            found = enumerate(self._boxes[trace])
+            self.numbers |= {box._node: i for i, box in found if isbox(box)}
+        return self._boxes[trace]
+
+
 class Recording:
     """One recorded call: its plain results and the graph that leads back to its inputs."""
 
@@ -59,29 +87,44 @@ class Recording:
         self.ends = ends  # a node for each result, None for those that depend on no input
         self.results = results
 
-    def go_back(self, seeds: Sequence[Any], sums: Sequence[Flagged | None]) -> list[Flagged | None]:
+    def go_back(
+        self,
+        seeds: Sequence[Any],
+        sums: Sequence[Flagged | None],
+        shared: SharedRoots | None = None,
+    ) -> list[Flagged | None]:
         """Pull `seeds`, a gradient (or None) for each result, back to the inputs.
 
-        `sums` holds, for each input, what it has gathered so far. Adding to it here, node by node,
-        is the order in which plain autograd adds over a whole loop: the rounding is the same.
+        `sums` holds, for each input, what it has gathered so far, and `shared` what the step closes
+        over. Adding to them here, node by node, is the order in which plain autograd adds over a
+        whole loop: the rounding is the same.
         """
         gathered: dict[Any, Flagged] = {
             root: total
             for root, total in zip(self.roots, sums, strict=True)
             if root is not None and total is not None
         }
-        before = dict(gathered)
+        before, roots = dict(gathered), {root for root in self.roots if root is not None}
+        numbers, totals = (shared.numbers, shared.sums) if shared else ({}, {})
+
+        def add(node: Any, part: Any) -> None:
+            if node in numbers:
+                totals[numbers[node]] = add_outgrads(totals.get(numbers[node]), part)
+            else:
+                gathered[node] = add_outgrads(gathered.get(node), part)
+
         top = _Top([node for node, g in zip(self.ends, seeds, strict=True) if _counts(node, g)])
         for node in toposort(top):
             if node is top:
                 for end, seed in zip(self.ends, seeds, strict=True):
                     if _counts(end, seed):
-                        gathered[end] = add_outgrads(gathered.get(end), seed)
+                        add(end, seed)
             elif node.parents:
                 out, _ = gathered.pop(node)
-                for parent, part in zip(node.parents, node.vjp(out), strict=True):
-                    _check_shape(node, parent, part)
-                    gathered[parent] = add_outgrads(gathered.get(parent), part)
+                for parent, part in zip(node.parents, _parts(node, out), strict=True):
+                    add(parent, _fitted(node, parent, part))
+            elif node not in roots and node not in numbers:
+                raise _foreign_root(node)
         before.update(gathered)
         return [before.get(root) if root is not None else None for root in self.roots]
 
@@ -93,19 +136,41 @@ class _Top:
         self.parents = parents
 
 
-def _check_shape(node: Any, parent: Any, part: Any) -> None:
-    """Some of autograd's rules forget about broadcasting: an error, not a wrong gradient."""
+def _parts(node: Any, out: Any) -> Iterable[Any]:
+    try:
+        return tuple(node.vjp(out))
+    except NotImplementedError as error:
+        name = getattr(node, "name", node)
+        raise UnsupportedError(
+            f"np.{name} is not followed with these arguments: {error}"
+        ) from error
+
+
+def _fitted(node: Any, parent: Any, part: Any) -> Any:
+    """Return a gradient in the type of what it belongs to.
+
+    Some of autograd's rules forget about broadcasting: an error, not a wrong gradient.
+    """
     wanted = getattr(parent, "shape", None)
-    if (
-        wanted is not None
-        and type(part) not in sparse_object_types
-        and np.shape(plain(part)) != wanted
-    ):
+    if wanted is None or type(part) in sparse_object_types:
+        return part
+    if np.shape(plain(part)) != wanted:
         raise UnsupportedError(
             f"the derivative rule of np.{getattr(node, 'name', node)} gives a gradient of shape "
             f"{np.shape(plain(part))} for an argument of shape {wanted}; it does not support these "
             "arguments: bring them to a common shape first"
         )
+    return cast(part, parent.dtype)
+
+
+def _foreign_root(node: Any) -> UnsupportedError:
+    shape = getattr(node, "shape", None)
+    return UnsupportedError(
+        f"the result depends on a traced array (of shape {shape}) that is no input of this trace: "
+        "one that was left over from another call (in a global, a cache, an attribute), or that "
+        "was copied by other means than copy.copy and copy.deepcopy. Its gradient would be lost; "
+        "pass it in as an argument"
+    )
 
 
 def _counts(end: Any, seed: Any) -> bool:
@@ -158,5 +223,11 @@ def _new_trace() -> Iterator[int]:
     trace_stack.top += 1
     try:
         yield trace_stack.top
+    except ValueError as error:
+        # What `out[0] = x[0]` raises on a plain array: NumPy hides why x[0] cannot be a float.
+        if isinstance(error.__cause__, UnsupportedError):
+            raise error.__cause__ from None
+        raise
     finally:
+        pickles.forget(trace_stack.top)
         trace_stack.top -= 1

@@ -3,6 +3,7 @@
 from .arrays import TorchArrays
 from .budget.forward import set_budget
 from .budget.manager import Budget, enter_budget
+from .budget.recording import record_trace
 from .diagnostics.allocations import track_allocations
 from .diagnostics.verify import verify
 from .gradient import value_and_grad
@@ -27,6 +28,7 @@ __all__ = [
     "mark",
     "name_tensor",
     "open_scope",
+    "record_trace",
     "remove_from",
     "run_loop",
     "run_segment",

@@ -30,6 +30,7 @@ __all__ = [
     "composable_states",
     "count_dispatch_modes",
     "count_function_modes",
+    "count_graph_nodes",
     "current_graph_task",
     "dispatch_mode_stack",
     "has_global_module_hooks",
@@ -203,6 +204,14 @@ _set_versions: Any = _private(
     "_C._autograd._unsafe_set_version_counter", "finds tensors that share a version counter"
 )
 AccumulateGrad: Any = _private("_C._functions.AccumulateGrad", "the node of a leaf in a graph")
+
+
+def count_graph_nodes() -> int:
+    """Return how many nodes of graphs this thread has made, this one included."""
+    with torch.enable_grad():
+        node: Any = torch.empty(0, requires_grad=True).view(0).grad_fn
+    count: int = node._sequence_nr()
+    return count
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:

@@ -7,7 +7,9 @@ from weakref import ref
 
 from torch import Tensor
 
-from ...plans.policy import Policy
+from ...plans.policy import Policy, SaveEverything
+from .diagnostics.lone_scope import LoneScope
+from .recording.recorder import recorder_of_this_thread
 from .region import Region
 from .segment import close_region, open_region
 from .selective import torch_policy
@@ -22,6 +24,11 @@ class Scope:
         self.name = name
         self._open = open_region(name, policy=policy)
         self.records = self._open is not None
+        self._lone: LoneScope | None = None
+        region = self._open
+        if region is not None and region.parent is None and not isinstance(policy, SaveEverything):
+            self._lone = LoneScope(region, recorder_of_this_thread(), region.backward_began)
+            region.backward_began = self._lone
         self._region: Any = (lambda: None) if self._open is None else ref(self._open)
 
     @property
@@ -31,6 +38,8 @@ class Scope:
     def close(self, *, quiet: bool) -> None:
         region, self._open = self._open, None
         close_region(region, None if quiet else f"scope {self.name!r}")
+        if self._lone is not None:
+            self._lone.close()
 
     def held(self) -> list[Tensor]:
         """Return what the region holds of what was made in it."""

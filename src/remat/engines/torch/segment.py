@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...errors import UnsupportedError
+from ...observers import observers, warn_once
 from ...plans.policy import Policy
 from ...segments import SegmentOptions
-from ...watching import warn_once, watchers
 from .backend import are_functorch_transforms_active, is_traced_by_make_fx, never_compiled
 from .diagnostics.accounting import Accounting, name_of
 from .memory.records import Value
@@ -53,8 +53,7 @@ def run_segment(
     except BaseException:
         close_region(region, None)
         raise
-    is_evaluation = options.is_installed and not torch.is_grad_enabled()
-    close_region(region, None if is_evaluation else function)
+    close_region(region, function)
     return result
 
 
@@ -76,15 +75,15 @@ def open_region(
         recorder.idle += 1
         return None
     refuse_transforms()
-    watching = watchers()
+    attending = observers()
     # Its text, not the function: what that closes over may lead back to the region.
-    text = name if type(name) is str else name_of(name) if watching else ""
+    text = name if type(name) is str else name_of(name) if attending else ""
     retention = None if policy is None and limit is None else Retention(policy, limit)
     region = Region(text, preserve_rng_state=preserve_rng_state, retention=retention)
     if observer is not None:
         region.attend(observer)
-    elif watching:
-        region.attend(Accounting(text, watching))
+    elif attending:
+        region.attend(Accounting(text, attending))
     recorder.open(region)
     return region
 
@@ -120,8 +119,9 @@ def close_region(region: Region | None, what: Any) -> None:
     recorder = recorder_of_this_thread()
     if region is None:
         recorder.idle -= 1
-        if what is not None:
-            _warn(what, _why_not_at_all())
+        mode = changing_mode() if torch.is_grad_enabled() else None
+        if what is not None and mode is not None:
+            _warn(what, why_it_counts(mode))
         return
     recorder.close(region)
     saved = region.saved
@@ -129,7 +129,7 @@ def close_region(region: Region | None, what: Any) -> None:
         first = saved[0]()
         if first is not None and first.value.held is None:
             return  # the usual case
-    if what is not None and region.kept_nothing_back():
+    if what is not None and region.kept_nothing_back() and not _is_evaluated(what):
         _warn(what, _why_nothing(region))
     elif what is not None and region.retention is not None and region.retention.matched_nothing:
         policy = region.retention.policy
@@ -140,13 +140,6 @@ def close_region(region: Region | None, what: Any) -> None:
         )
 
 
-def _why_not_at_all() -> str:
-    mode = changing_mode() if torch.is_grad_enabled() else None
-    if mode is not None:
-        return why_it_counts(mode)
-    return "gradients are switched off here (torch.no_grad or inference mode)"
-
-
 def _why_nothing(region: Region) -> str:
     if region.saved:
         return "all that it could drop is marked with mark_checkpoint, or cannot be recomputed"
@@ -154,6 +147,12 @@ def _why_nothing(region: Region) -> str:
         "nothing that it computes is needed for gradients: none of its inputs and parameters "
         "requires grad, or its ops need only what comes from outside"
     )
+
+
+def _is_evaluated(what: Any) -> bool:
+    """Return whether it is a module, or a method of one, in eval mode: nothing is to be saved."""
+    module = getattr(what, "__self__", what)
+    return isinstance(module, torch.nn.Module) and not module.training
 
 
 def _warn(what: Any, why: str) -> None:

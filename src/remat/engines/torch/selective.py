@@ -11,9 +11,9 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext, noop_context_fn
 
 from ...errors import UnsupportedError
+from ...observers import warn_once
 from ...plans.policy import Decision, Policy, SaveNothing, as_policy
 from ...segments import ContextPolicy
-from ...watching import warn_once
 from ..compiling import is_selective_policy
 from .retention import CallPolicy
 

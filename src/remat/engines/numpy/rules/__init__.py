@@ -1,5 +1,5 @@
 """NumPy functions that autograd lacks or gets wrong; importing a module registers its rules."""
 
-from . import algebra, arranging, reducing
+from . import algebra, arranging, fourier, reducing
 
-__all__ = ["algebra", "arranging", "reducing"]
+__all__ = ["algebra", "arranging", "fourier", "reducing"]

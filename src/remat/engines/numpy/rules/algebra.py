@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import autograd.numpy as anp
-import autograd.numpy.fft
 import autograd.numpy.linalg
 import numpy as np
 from autograd.extend import defvjp, notrace_primitive, primitive
@@ -14,7 +13,7 @@ from autograd.numpy.numpy_vjps import unbroadcast_f
 from autograd.tracer import isbox
 
 from ....errors import UnsupportedError
-from ..follow import as_array, numpy_functions, refuse, rule_for, rules
+from ..follow import as_array, has_box, numpy_functions, plain, refuse, rule_for, rules
 
 # -- products and linear algebra -------------------------------------------------------------------
 
@@ -27,6 +26,7 @@ def _vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
 @rule_for(np.outer, *numpy_functions("linalg.outer"))
 def _outer(a: Any, b: Any, out: Any = None) -> Any:
     refuse("outer", {"out": out})
+    a, b = (as_array(x) if has_box(x) else np.asarray(x) for x in (a, b))
     if np.ndim(a) == np.ndim(b) == 1:
         return anp.outer(a, b)
     return np.reshape(a, (-1, 1)) * np.reshape(b, (1, -1))
@@ -35,13 +35,24 @@ def _outer(a: Any, b: Any, out: Any = None) -> Any:
 @rule_for(np.einsum)
 def _einsum(*operands: Any, optimize: Any = False, **options: Any) -> Any:
     refuse("einsum", options)
-    terms = operands[0].split("->")[0].split(",") if isinstance(operands[0], str) else []
-    indices = [term.replace(".", "").strip() for term in terms]
-    if any(len(set(term)) < len(term) for term in indices):
-        raise UnsupportedError(
-            f"np.einsum({operands[0]!r}) repeats an index of an operand; take its np.diagonal first"
-        )
-    return anp.einsum(*operands, optimize=optimize)
+    terms, result, _ = anp.parse_einsum_input(*operands)
+    terms = terms.split(",")
+    if all(len(set(term)) == len(term) for term in terms):
+        return anp.einsum(*operands, optimize=optimize)
+    arrays = operands[1:] if isinstance(operands[0], str) else operands[: 2 * len(terms) : 2]
+    pairs = [_without_repeats(term, x) for term, x in zip(terms, arrays, strict=True)]
+    subscripts = ",".join(term for term, _ in pairs) + "->" + result
+    return anp.einsum(subscripts, *(x for _, x in pairs), optimize=optimize)
+
+
+def _without_repeats(term: str, array: Any) -> tuple[str, Any]:
+    """Take the diagonal of the axes that have the same name."""
+    for name in sorted(set(term)):
+        while term.count(name) > 1:
+            first, last = term.index(name), term.rindex(name)
+            array = np.diagonal(array, 0, first, last)
+            term = term[:first] + term[first + 1 : last] + term[last + 1 :] + name
+    return term, array
 
 
 @rule_for(np.kron)
@@ -53,15 +64,29 @@ def _kron(a: Any, b: Any) -> Any:
     return np.reshape(left * right, [m * n for m, n in zip(*shapes, strict=True)])
 
 
-@rule_for(np.cross, *numpy_functions("linalg.cross"))
-def _cross(a: Any, b: Any, *, axis: int = -1, **options: Any) -> Any:
-    refuse("cross", {name: value for name, value in options.items() if value != -1})
-    a, b = np.moveaxis(a, axis, -1), np.moveaxis(b, axis, -1)
-    if np.shape(a)[-1] != 3 or np.shape(b)[-1] != 3:
-        raise UnsupportedError("np.cross is followed for vectors of length 3")
-    (a0, a1, a2), (b0, b1, b2) = (tuple(x[..., i] for i in range(3)) for x in (a, b))
+@rule_for(np.cross)
+def _cross(
+    a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
+) -> Any:
+    if axis is not None:
+        axisa = axisb = axisc = axis
+    a, b = np.moveaxis(as_array(a), axisa, -1), np.moveaxis(as_array(b), axisb, -1)
+    lengths = {np.shape(a)[-1], np.shape(b)[-1]}
+    if not lengths <= {2, 3}:
+        raise ValueError(f"np.cross takes vectors of length 2 or 3, got {sorted(lengths)}")
+    # A third number that is not there is 0.
+    (a0, a1, a2), (b0, b1, b2) = (
+        (x[..., 0], x[..., 1], x[..., 2] if np.shape(x)[-1] == 3 else 0.0) for x in (a, b)
+    )
+    if lengths == {2}:
+        return a0 * b1 - a1 * b0
     parts = [a1 * b2 - a2 * b1, a2 * b0 - a0 * b2, a0 * b1 - a1 * b0]
-    return np.moveaxis(np.stack(parts, axis=-1), -1, axis)
+    return np.moveaxis(np.stack(parts, axis=-1), -1, axisc)
+
+
+@rule_for(*numpy_functions("linalg.cross"))
+def _linalg_cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+    return _cross(x1, x2, axis=axis)
 
 
 @rule_for(np.vdot)
@@ -83,7 +108,7 @@ def _matrix_power(a: Any, n: int) -> Any:
     if n < 0:
         return _matrix_power(np.linalg.inv(a), -n)
     if n == 0:
-        return np.broadcast_to(np.eye(np.shape(a)[-1], dtype=np.result_type(a)), np.shape(a))
+        return np.eye(np.shape(a)[-1], dtype=np.result_type(a)) + np.zeros_like(a)
     half = _matrix_power(a, n // 2) if n > 1 else None
     square = half @ half if half is not None else a
     return square @ a if n % 2 and n > 1 else square
@@ -97,6 +122,8 @@ def _matrix_transpose(x: Any, /) -> Any:
 @rule_for(np.linalg.norm)
 def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     x = as_array(x)
+    if isinstance(axis, tuple) and len(axis) == 1:
+        (axis,) = axis
     if isinstance(axis, tuple):  # autograd's rule needs axes counted from the front
         axis = tuple(a % np.ndim(x) for a in axis)
     norm = autograd.numpy.linalg.norm(x, ord, axis)
@@ -118,18 +145,44 @@ def _solve(a: Any, b: Any) -> Any:
     return autograd.numpy.linalg.solve(a, b)
 
 
-def _fft_of_its_own_size(func: Any) -> None:
-    """The rules for real transforms are wrong where the input is cut or padded."""
-
-    @rule_for(func)
-    def transform(a: Any, n: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if any(value is not None for value in (n, kwargs.get("s"))):
-            raise UnsupportedError(f"np.fft.{func.__name__} is followed without n= or s=")
-        return getattr(autograd.numpy.fft, func.__name__)(a, n, *args, **kwargs)
+@primitive  # type: ignore[untyped-decorator]
+def _full_svd(a: Any) -> Any:
+    return np.linalg.svd(a)
 
 
-for _func in (np.fft.rfft, np.fft.rfft2, np.fft.rfftn):
-    _fft_of_its_own_size(_func)
+def _full_svd_vjp(ans: Any, a: Any) -> Any:
+    k = min(np.shape(a)[-2:])
+    u, s, vh = ans
+    reduced = autograd.numpy.linalg.grad_svd(
+        (u[..., :k], s, vh[..., :k, :]), a, full_matrices=False
+    )
+
+    def vjp(g: Any) -> Any:
+        gu, gs, gvh = g
+        if np.any(plain(gu[..., k:])) or np.any(plain(gvh[..., k:, :])):
+            raise UnsupportedError(
+                f"np.linalg.svd of a matrix of shape {np.shape(a)[-2:]}: the vectors beyond the "
+                f"first {k} are not unique and have no derivative; pass full_matrices=False, or "
+                f"use the first {k} only"
+            )
+        return reduced((gu[..., :k], gs, gvh[..., :k, :]))
+
+    return vjp
+
+
+defvjp(_full_svd, _full_svd_vjp)
+
+
+@rule_for(np.linalg.svd)
+def _svd(
+    a: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False
+) -> Any:
+    if hermitian:
+        raise UnsupportedError("np.linalg.svd is followed without hermitian=True")
+    a = as_array(a)
+    if compute_uv and full_matrices:
+        return _full_svd(a)
+    return autograd.numpy.linalg.svd(a, full_matrices, compute_uv)
 
 
 @rule_for(*numpy_functions("linalg.vector_norm"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import autograd.numpy as anp
@@ -84,8 +86,42 @@ def _block(arrays: Any) -> Any:
     return join(arrays, levels, max(levels, widest(arrays)))
 
 
+# -- taking apart ----------------------------------------------------------------------------------
+
+
+def _split_by(function: Any, axis_for: Callable[[int], int]) -> None:
+    """Return a list of views, as NumPy does."""
+
+    @rule_for(function)
+    def split(ary: Any, indices_or_sections: Any, axis: int | None = None) -> list[Any]:
+        ary = as_array(ary)
+        options = {} if axis is None else {"axis": axis}
+        # NumPy says what it does not accept, and how many pieces there are.
+        like = function(np.broadcast_to(0.0, np.shape(ary)), indices_or_sections, **options)
+        axis = axis_for(np.ndim(ary)) if axis is None else axis % np.ndim(ary)
+        if np.ndim(indices_or_sections) == 0:
+            cuts = [0, *itertools.accumulate(np.shape(piece)[axis] for piece in like)]
+        else:
+            cuts = [0, *map(int, indices_or_sections), np.shape(ary)[axis]]
+        before = (slice(None),) * axis
+        return [ary[(*before, slice(*ends))] for ends in itertools.pairwise(cuts)]
+
+
+for _function, _axis_for in {
+    np.split: lambda ndim: 0,
+    np.array_split: lambda ndim: 0,
+    np.vsplit: lambda ndim: 0,
+    np.hsplit: lambda ndim: 0 if ndim == 1 else 1,
+    np.dsplit: lambda ndim: 2,
+}.items():
+    _split_by(_function, _axis_for)
+
+
+# -- spreading out ---------------------------------------------------------------------------------
+
+
 @rule_for(np.meshgrid)
-def _meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> list[Any]:
+def _meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> Any:
     order = list(range(len(xi)))
     if indexing == "xy" and len(xi) > 1:
         order[:2] = 1, 0
@@ -93,13 +129,18 @@ def _meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str =
         np.reshape(x, [-1 if axis == order[i] else 1 for axis in range(len(xi))])
         for i, x in enumerate(xi)
     ]
-    return axes if sparse else _broadcast_arrays(*axes)
+    grids = tuple(axes) if sparse else _broadcast_arrays(*axes)
+    return tuple(grid.copy() for grid in grids) if copy else grids
 
 
 @rule_for(np.broadcast_arrays)
-def _broadcast_arrays(*arrays: Any, subok: bool = False) -> list[Any]:
+def _broadcast_arrays(*arrays: Any, subok: bool = False) -> tuple[Any, ...]:
     shape = np.broadcast_shapes(*map(np.shape, arrays))
-    return [np.broadcast_to(array, shape) for array in arrays]
+    like = np.broadcast_to(0.0, shape)
+    return tuple(
+        np.broadcast_to(array, shape) if isbox(array) else np.broadcast_arrays(array, like)[0]
+        for array in arrays
+    )
 
 
 @primitive  # type: ignore[untyped-decorator]
@@ -171,6 +212,8 @@ def _select(conditions: Sequence[Any], choices: Sequence[Any], default: Any = 0)
 def _take(a: Any, indices: Any, axis: int | None = None, **options: Any) -> Any:
     refuse("take", options)
     indices = np.asarray(indices)
+    if indices.dtype.kind not in "biu":
+        raise UnsupportedError(f"np.take is followed with whole numbers, not {indices.dtype}")
     if indices.dtype.kind == "b":
         indices = indices.astype(np.intp)  # unlike a[mask], np.take counts with them
     if axis is None:
@@ -223,6 +266,8 @@ def _clip(a: Any, a_min: Any = None, a_max: Any = None, **options: Any) -> Any:
     low, high = options.pop("min", a_min), options.pop("max", a_max)
     refuse("clip", options)
     a, low, high = as_array(a), as_array(low), as_array(high)
+    if low is None and high is None:
+        return np.copy(a)
     if low is not None:
         a = _choose(np.less(plain(a), plain(low)), low, a)
     return a if high is None else _choose(np.greater(plain(a), plain(high)), high, a)
@@ -242,7 +287,13 @@ def _transpose(a: Any, axes: Any = None) -> Any:
 
 @rule_for(np.copy)
 def _copy(a: Any, order: str = "K", subok: bool = False) -> Any:
-    return a * 1
+    return a.copy(order)
+
+
+@rule_for(*numpy_functions("astype"))
+def _astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
+    refuse("astype", {"device": device})
+    return x.astype(dtype, copy=copy)
 
 
 @rule_for(np.full_like)
@@ -250,30 +301,114 @@ def _full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Any = None, **
     shape = np.shape(a) if shape is None else shape
     dtype = np.result_type(a) if dtype is None else dtype
     if isbox(fill_value):
-        return np.broadcast_to(fill_value.astype(dtype), shape) * 1
+        return np.broadcast_to(fill_value.astype(dtype), shape).copy()
     return np.full(shape, fill_value, dtype=dtype)
+
+
+@primitive  # type: ignore[untyped-decorator]
+def _spaced(start: Any, stop: Any, num: int, endpoint: bool, axis: int) -> Any:
+    return np.linspace(start, stop, num, endpoint, axis=axis)
+
+
+def _spaced_vjp(end: int) -> Any:
+    def maker(ans: Any, start: Any, stop: Any, num: int, endpoint: bool, axis: int) -> Any:
+        share = np.linspace(0.0, 1.0, num, endpoint)
+        share = share if end else 1.0 - share
+
+        def summed(g: Any) -> Any:
+            return np.tensordot(share, np.moveaxis(g, axis, 0), axes=1)
+
+        return unbroadcast_f((start, stop)[end], summed)
+
+    return maker
+
+
+defvjp(_spaced, _spaced_vjp(0), _spaced_vjp(1), None, None, None)
+
+
+@rule_for(np.linspace)
+def _linspace(
+    start: Any,
+    stop: Any,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: bool = False,
+    dtype: Any = None,
+    axis: int = 0,
+    **options: Any,
+) -> Any:
+    refuse("linspace", options)
+    start, stop = as_array(start), as_array(stop)
+    num = operator.index(num)
+    spaced = _spaced(start, stop, num, endpoint, axis)
+    if dtype is not None:
+        spaced = spaced.astype(dtype)
+    if not retstep:
+        return spaced
+    gaps = num - 1 if endpoint else num
+    return spaced, (stop - start) / gaps if gaps > 0 else np.nan
+
+
+@rule_for(np.imag)
+def _imag(val: Any) -> Any:
+    val = as_array(val)
+    # Real numbers have a read-only part of zeros, which has no gradient.
+    return anp.imag(val) if np.iscomplexobj(val) else np.imag(plain(val))
 
 
 # -- diagonals -------------------------------------------------------------------------------------
 
 
-@rule_for(np.diagonal)
-def _diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+def _entries(a: Any, offset: int, axis1: int, axis2: int) -> Any:
+    """A copy of a diagonal."""
     a = np.moveaxis(a, (axis1, axis2), (-2, -1))
     rows, columns = np.shape(a)[-2:]
     places = np.arange(max(0, min(rows + min(offset, 0), columns - max(offset, 0))))
     return a[..., places - min(offset, 0), places + max(offset, 0)]
 
 
+@primitive  # type: ignore[untyped-decorator]
+def _diagonal_view(a: Any, offset: int, axis1: int, axis2: int) -> Any:
+    return np.diagonal(a, offset, axis1, axis2)
+
+
+@primitive  # type: ignore[untyped-decorator]
+def _embedded(g: Any, shape: tuple[int, ...], offset: int, axis1: int, axis2: int) -> Any:
+    """Return zeros of a shape, with `g` as their diagonal."""
+    result = np.zeros(shape, np.result_type(g))
+    diagonal = np.diagonal(result, offset, axis1, axis2)
+    diagonal.flags.writeable = True
+    diagonal[...] = g
+    return result
+
+
+defvjp(
+    _diagonal_view,
+    lambda ans, a, *places: lambda g: _embedded(g, np.shape(a), *places),
+    *(None,) * 3,
+)
+defvjp(
+    _embedded,
+    lambda ans, g, shape, *places: lambda gg: _entries(gg, *places),
+    *(None,) * 4,
+)
+
+
+@rule_for(np.diagonal)
+def _diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+    return _diagonal_view(as_array(a), offset, axis1, axis2)
+
+
 @rule_for(np.diag)
 def _diag(v: Any, k: int = 0) -> Any:
+    v = as_array(v)
     return anp.diag(v, k) if np.ndim(v) == 1 else _diagonal(v, k)
 
 
 @rule_for(np.trace)
 def _trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, **options: Any) -> Any:
     refuse("trace", options)
-    return np.sum(_diagonal(a, offset, axis1, axis2), axis=-1)
+    return np.sum(_entries(a, offset, axis1, axis2), axis=-1)
 
 
 @rule_for(*numpy_functions("linalg.diagonal"))
@@ -284,7 +419,7 @@ def _linalg_diagonal(x: Any, /, *, offset: int = 0) -> Any:
 @rule_for(*numpy_functions("linalg.trace"))
 def _linalg_trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
     refuse("linalg.trace", {"dtype": dtype})
-    return np.sum(_diagonal(x, offset, -2, -1), axis=-1)
+    return np.sum(_entries(x, offset, -2, -1), axis=-1)
 
 
 @rule_for(np.gradient)

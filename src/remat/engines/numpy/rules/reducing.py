@@ -60,7 +60,7 @@ def _prod(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, **option
         raise UnsupportedError(f"np.prod is followed over one axis or over all, not {axis}")
     a = as_array(a)
     if not np.ndim(a):
-        return a
+        return _product(np.reshape(a, (1,)), 0)
     result = _product(np.ravel(a), 0) if axis is None else _product(a, axis)
     if not keepdims:
         return result

@@ -77,7 +77,7 @@ class Budget:
 
     def end(self, *, failed: bool = False) -> None:
         """End the recording; raise if no plan fits the budget."""
-        recorder, region = self._recorder, self._region
+        recorder, region, meters_backward = self._recorder, self._region, self.meters_backward
         self._recorder = self._region = self._pass = None
         for hook in self._hooks.values():
             hook.remove()
@@ -86,9 +86,12 @@ class Budget:
             on_optimizer_step.remove(self._stepped)
         if recorder is None or region is None:
             return
+        ended = region.current
+        recorder.close(region)  # before planning, which may raise
         if failed:
-            region.current.abandon()
-        recorder.close(region)
+            ended.abandon()
+        elif not meters_backward:
+            ended.end_forward(region)
 
     def restart(self) -> None:
         """Begin another pass: an iteration of training is over."""
@@ -157,14 +160,15 @@ class Budget:
             raise self._too_small(error, budget) from None
 
     def _too_small(self, error: BudgetTooSmallError, budget: int) -> BudgetTooSmallError:
-        smallest = getattr(error, "smallest", None)
+        smallest = error.smallest
         if smallest is None or self._share == 1:
             return error
         needed = math.ceil(smallest / self._share)
         return BudgetTooSmallError(
             f"the pass needs at least {format_bytes(smallest)} and {self._share:.0%} of "
             f"{format_bytes(budget)} are planned for; give at least {format_bytes(needed)}, or "
-            "raise memory_threshold"
+            "raise memory_threshold",
+            smallest=needed,
         )
 
     def _ran_again(self, planned: Planned, ended: BudgetedPass) -> None:

@@ -197,9 +197,7 @@ class BudgetedPass:
                 self.tracer.pin(value)
 
     def closed(self, region: Region) -> None:
-        """The recording ends with the forward pass."""
-        if isinstance(region, PassRegion):
-            self.end_forward(region)
+        """A region is closed; that of the pass is told by its owner."""
 
     def end_forward(self, region: Region | None = None) -> None:
         if self._is_forward:

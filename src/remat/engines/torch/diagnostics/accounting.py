@@ -1,4 +1,4 @@
-"""Tells profilers what a region does, what it holds, and what a plain pass would hold.
+"""Notifies observers of what a region does, what it holds, and what a plain pass would hold.
 
 Memory is counted per storage, under a number that the storage carries. Leaves are left out:
 parameters and inputs are there with and without checkpointing.
@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor, UntypedStorage
 
+from ....observers import Observer
 from ....plans import trace
-from ....watching import Watcher
 from ..memory.records import Op, Operand, Origin, Value
 from ..memory.tensors import is_plain, nbytes_of
 from ..region import Region, SavedTensor
@@ -27,7 +27,7 @@ _numbers = itertools.count()
 
 
 class ObservedTensor(SavedTensor):
-    """A saved tensor that tells when it is released, and when its tensor is there."""
+    """A saved tensor that notifies when it is released, and when its tensor is there."""
 
     __slots__ = ("held_key", "observer", "plain_key", "traced_op")
 
@@ -45,8 +45,8 @@ class ObservedTensor(SavedTensor):
 class Accounting:
     """Observes one region for profilers."""
 
-    def __init__(self, what: Any, watchers: tuple[Watcher, ...]) -> None:
-        self._watchers = [(watcher, watcher.region_ran(name_of(what))) for watcher in watchers]
+    def __init__(self, what: Any, observers: tuple[Observer, ...]) -> None:
+        self._observers = [(observer, observer.region_ran(name_of(what))) for observer in observers]
         self._ops: list[trace.Op] = []
         self._values: list[trace.Value] = []
         self._traced: dict[Value, int] = {}  # numbers of values, as long as the region is open
@@ -107,10 +107,10 @@ class Accounting:
         nbytes = nbytes_of(tensor)
         is_new = saved.plain_key not in self._plain
         self._plain.add(saved.plain_key)
-        for watcher, number in self._watchers:
-            watcher.would_hold(saved.plain_key, nbytes)
+        for observer, number in self._observers:
+            observer.would_hold(saved.plain_key, nbytes)
             if is_new:
-                watcher.kept(number, plain=nbytes)
+                observer.kept(number, plain=nbytes)
         if saved.tensor is not None or saved.value.held is not None:
             self.got(saved, tensor)
             self._kept[saved.plain_key] = nbytes
@@ -128,8 +128,8 @@ class Accounting:
         return op
 
     def closed(self, region: Region) -> None:
-        """The region is at its end: tell what it did, and what it holds to start from."""
-        self._tell_trace()
+        """The region is closed: send what it did, and what it keeps to start from."""
+        self._send_trace()
         self._traced.clear()
         wanted = [saved.operand for saved in region.living()]
         for value in find_needs(wanted, {}).uses:
@@ -138,8 +138,8 @@ class Accounting:
                 self._inputs.append(key)
                 self._kept[key] = nbytes
                 self._holds(key, nbytes)
-        for watcher, number in self._watchers:
-            watcher.kept(number, held=sum(self._kept.values()))
+        for observer, number in self._observers:
+            observer.kept(number, held=sum(self._kept.values()))
 
     # -- backward ----------------------------------------------------------------------------------
 
@@ -163,8 +163,8 @@ class Accounting:
         """Autograd has released a saved tensor."""
         self.lost(saved)
         if saved.plain_key is not None:
-            for watcher, _ in self._watchers:
-                watcher.would_free(saved.plain_key)
+            for observer, _ in self._observers:
+                observer.would_free(saved.plain_key)
         self._alive -= 1
         if not self._alive:  # nobody needs the inputs any more
             self._free_inputs()
@@ -175,7 +175,7 @@ class Accounting:
             self._frees(key)
 
     def replaying(self, values: Mapping[Value, Tensor]) -> None:
-        """Tell what a replay holds now."""
+        """Notify of what a replay holds now."""
         for value in self._live.keys() - values.keys():
             self._frees(self._live.pop(value))
         for value in values.keys() - self._live.keys():
@@ -184,31 +184,31 @@ class Accounting:
 
     def replayed(self, ops: list[NeededOp], seconds: float) -> None:
         """A replay is done; what is left of it belongs to saved tensors now."""
-        for watcher, number in self._watchers:
-            watcher.recomputed(number, len(ops), seconds)
+        for observer, number in self._observers:
+            observer.recomputed(number, len(ops), seconds)
 
     def handed_over(self) -> None:
         self.replaying({})
 
     def end_of_pass(self) -> None:
-        self._tell_trace()
+        self._send_trace()
 
-    def _tell_trace(self) -> None:
+    def _send_trace(self) -> None:
         ops = [
             replace(op, saves=tuple(self._saves.get(number, ())))
             for number, op in enumerate(self._ops)
         ]
-        told = trace.Trace(tuple(ops), tuple(self._values), tuple(self._used))
-        for watcher, number in self._watchers:
-            watcher.traced(number, told)
+        sent = trace.Trace(tuple(ops), tuple(self._values), tuple(self._used))
+        for observer, number in self._observers:
+            observer.traced(number, sent)
 
     def _holds(self, key: int, nbytes: int) -> None:
-        for watcher, _ in self._watchers:
-            watcher.holds(key, nbytes)
+        for observer, _ in self._observers:
+            observer.holds(key, nbytes)
 
     def _frees(self, key: int) -> None:
-        for watcher, _ in self._watchers:
-            watcher.frees(key)
+        for observer, _ in self._observers:
+            observer.frees(key)
 
 
 def name_of(what: Any) -> str:

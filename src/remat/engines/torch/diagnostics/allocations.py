@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....loops.accounts import is_inside_a_region
-from ....watching import Watcher
+from ....observers import Observer
 from ..backend import (
     dispatch_mode_stack,
     is_functorch_tensor,
@@ -33,7 +33,7 @@ from .accounting import storage_number
 __all__ = ["track_allocations"]
 
 
-def track_allocations(observer: Watcher) -> Callable[[], None]:
+def track_allocations(observer: Observer) -> Callable[[], None]:
     """Tell an observer what this thread allocates from now on; return what ends that."""
     tracker = _AllocationTracker(observer)
     push_dispatch_mode(tracker)
@@ -43,7 +43,7 @@ def track_allocations(observer: Watcher) -> Callable[[], None]:
 class _AllocationTracker(TorchDispatchMode):
     remat_looks_on = True
 
-    def __init__(self, observer: Watcher) -> None:
+    def __init__(self, observer: Observer) -> None:
         super().__init__()
         self._observer = observer
         self._living: dict[int, Any] = {}  # weak references to storages
@@ -91,7 +91,7 @@ class _AllocationTracker(TorchDispatchMode):
 class _OnFree:
     """What is called when a storage is freed."""
 
-    def __init__(self, living: dict[int, Any], number: int, observer: Watcher) -> None:
+    def __init__(self, living: dict[int, Any], number: int, observer: Observer) -> None:
         self._living, self._number, self._observer = living, number, observer
 
     def __call__(self, _: Any) -> None:

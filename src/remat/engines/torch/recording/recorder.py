@@ -65,6 +65,7 @@ class Recorder(TorchDispatchMode):
         self.table = StorageTable(self._reuse)
         self._writes = WriteTracker(self.table)
         self._ops = 0
+        self.iteration_start = 0  # the number of the first op since backward last began
         self._hook = self._pack  # one object, to be recognised
 
     @classmethod
@@ -74,6 +75,11 @@ class Recorder(TorchDispatchMode):
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True  # compiled code stays compiled; what it makes is external to us
+
+    @property
+    def op_count(self) -> int:
+        """How many ops were recorded in this thread so far."""
+        return self._ops
 
     # -- regions open and close in order; the first switches the recorder on, the last one off -----
 
@@ -152,6 +158,7 @@ class Recorder(TorchDispatchMode):
         step. Else a scope around a training loop would hold all of its past, for the sake of what
         outlives an iteration: the state of the optimizer, a running total.
         """
+        self.iteration_start = self._ops
         if self.opened:
             self.table.reset()
 

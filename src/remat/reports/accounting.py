@@ -1,8 +1,7 @@
-"""Adds up what engines tell of regions: what a plain pass would hold, what is held, what ran again.
+"""Adds up events of regions: what a plain pass would hold, what is held, what was recomputed.
 
-Engines tell from any thread, and also while Python collects garbage, which may happen in the
-middle of another tale. So a tale is put into a queue, and whoever finds nobody at work enters it
-into the books.
+Events arrive from any thread and re-entrantly from finalizers. They are queued; whoever gets the
+lock without blocking drains the queue.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 from ..plans.trace import Trace
 
-__all__ = ["Ledger", "RegionTotals"]
+__all__ = ["MemoryAccounting", "RegionTotals"]
 
 _MOST_POINTS = 4096  # of a curve: far more than a picture shows
 _MOST_TRACES = 1024  # a profiler around a long training must not fill the memory
@@ -37,17 +36,17 @@ class RegionTotals:
     held_bytes: int = 0  # that were kept instead: inputs, and what policies keep
 
 
-class Ledger:
-    """A watcher that keeps the books; those who read them see all that was told before.
+class MemoryAccounting:
+    """An observer that adds up; readers see all events that came before.
 
-    >>> ledger = Ledger()
-    >>> region = ledger.region_ran("layer")
-    >>> ledger.would_hold("activations", 100)
-    >>> ledger.holds("input", 10)
-    >>> ledger.recomputed(region, 3, 0.5)
-    >>> ledger.plain_peak, ledger.held_peak
+    >>> accounting = MemoryAccounting()
+    >>> region = accounting.region_ran("layer")
+    >>> accounting.would_hold("activations", 100)
+    >>> accounting.holds("input", 10)
+    >>> accounting.recomputed(region, 3, 0.5)
+    >>> accounting.plain_peak, accounting.held_peak
     (100, 10)
-    >>> [(totals.name, totals.runs, totals.ops) for totals in ledger.regions]
+    >>> [(totals.name, totals.runs, totals.ops) for totals in accounting.regions]
     [('layer', 1, 3)]
     """
 
@@ -60,67 +59,67 @@ class Ledger:
         self._naming = threading.Lock()
         self._name_numbers: dict[str, int] = {}
         self._regions: list[RegionTotals] = []  # by the numbers of their names
-        self._plain = _Pile()
-        self._held = _Pile()
+        self._plain = _RefCountedBytes()
+        self._held = _RefCountedBytes()
         self._curve = _Curve()
         self._traces: dict[int, Trace] = {}
 
     def close(self) -> None:
-        """Take no more tales: the numbers stay as they are."""
+        """Take no more events: the numbers stay as they are."""
         self._is_closed = True
 
-    # -- what engines tell -----------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------
 
     def region_ran(self, name: str) -> int:
         # The low bits are the number of the name: nothing has to be remembered of a single region.
         with self._naming:
             name_number = self._name_numbers.setdefault(name, len(self._name_numbers))
-        self._tell(self._enter_run, name_number, name)
+        self._notify(self._enter_run, name_number, name)
         return next(self._numbers) << _NAME_BITS | name_number
 
     def kept(self, region: int, *, plain: int = 0, held: int = 0) -> None:
-        self._tell(self._enter_kept, region, plain, held)
+        self._notify(self._enter_kept, region, plain, held)
 
     def would_hold(self, key: Hashable, nbytes: int) -> None:
-        self._tell(self._plain.put, key, nbytes)
+        self._notify(self._plain.put, key, nbytes)
 
     def would_free(self, key: Hashable) -> None:
-        self._tell(self._plain.take, key)
+        self._notify(self._plain.take, key)
 
     def holds(self, key: Hashable, nbytes: int) -> None:
-        self._tell(self._held.put, key, nbytes)
+        self._notify(self._held.put, key, nbytes)
 
     def frees(self, key: Hashable) -> None:
-        self._tell(self._held.take, key)
+        self._notify(self._held.take, key)
 
     def allocated(self, key: Hashable, nbytes: int) -> None:
-        self._tell(self._enter_allocated, key, nbytes)
+        self._notify(self._enter_allocated, key, nbytes)
 
     def freed(self, key: Hashable) -> None:
-        self._tell(self._enter_freed, key)
+        self._notify(self._enter_freed, key)
 
     def recomputed(self, region: int, ops: int, seconds: float) -> None:
-        self._tell(self._enter_recomputed, region, ops, seconds)
+        self._notify(self._enter_recomputed, region, ops, seconds)
 
     def rounded(self, region: int, error: float) -> None:
-        self._tell(self._enter_rounded, region, error)
+        self._notify(self._enter_rounded, region, error)
 
     def traced(self, region: int, trace: Trace) -> None:
         if not self._only_totals:
-            self._tell(self._enter_trace, region, trace)
+            self._notify(self._enter_trace, region, trace)
 
     # -- what readers see ------------------------------------------------------------------------
 
     @property
     def plain_peak(self) -> int:
         """The most bytes that a plain pass would have held at a time."""
-        self._settle()
+        self._finish_queue()
         return self._plain.peak
 
     @property
     def held_peak(self) -> int:
         """The most bytes that were held at a time."""
-        self._settle()
+        self._finish_queue()
         return self._held.peak
 
     @property
@@ -131,38 +130,38 @@ class Ledger:
     @property
     def regions(self) -> list[RegionTotals]:
         """What happened under each name, in the order of first runs."""
-        self._settle()
+        self._finish_queue()
         return [replace(totals) for totals in self._regions]
 
     @property
     def curve(self) -> list[tuple[int, int]]:
-        """What a plain pass would have held and what was held, over all that was told."""
-        self._settle()
+        """What a plain pass would have held and what was held, over all events."""
+        self._finish_queue()
         return self._curve.all_points()
 
     @property
     def traces(self) -> list[Trace]:
         """What the last regions did, where the engine can tell."""
-        self._settle()
+        self._finish_queue()
         return list(self._traces.values())
 
-    # -- the books -------------------------------------------------------------------------------
+    # -- adding up -------------------------------------------------------------------------------
 
-    def _tell(self, enter: Callable[..., None], *what: Any) -> None:
+    def _notify(self, enter: Callable[..., None], *what: Any) -> None:
         if self._is_closed:
             return
         self._queue.append((enter, what))
         if self._lock.acquire(blocking=False):
             try:
-                self._empty_queue()
+                self._drain()
             finally:
                 self._lock.release()
 
-    def _settle(self) -> None:
+    def _finish_queue(self) -> None:
         with self._lock:
-            self._empty_queue()
+            self._drain()
 
-    def _empty_queue(self) -> None:
+    def _drain(self) -> None:
         while self._queue:
             enter, what = self._queue.popleft()
             enter(*what)
@@ -173,7 +172,7 @@ class Ledger:
         return self._regions[region & ((1 << _NAME_BITS) - 1)]
 
     def _enter_run(self, name_number: int, name: str) -> None:
-        while len(self._regions) <= name_number:  # threads may tell in another order
+        while len(self._regions) <= name_number:  # events of threads may come in another order
             self._regions.append(RegionTotals(""))
         self._regions[name_number].name = name
         self._regions[name_number].runs += 1
@@ -207,8 +206,8 @@ class Ledger:
         totals.error = max(totals.error, error)
 
 
-class _Pile:
-    """Things by key; what is put there several times counts once until it is taken as often."""
+class _RefCountedBytes:
+    """Bytes by key; what is put several times counts once until it is taken as often."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -223,7 +222,7 @@ class _Pile:
             self.peak = max(self.peak, self.total)
 
     def take(self, key: Hashable) -> None:
-        times, nbytes = self._things.pop(key, (0, 0))  # put before the books were opened: not ours
+        times, nbytes = self._things.pop(key, (0, 0))  # held before it began: not ours
         if times > 1:
             self._things[key] = times - 1, nbytes
         else:

@@ -7,25 +7,25 @@ import warnings
 import pytest
 
 import remat
-from remat.reports.ledger import Ledger
-from remat.watching import start_watching, stop_watching, warn_once, watchers
+from remat.observers import observers, start_observing, stop_observing, warn_once
+from remat.reports.accounting import MemoryAccounting
 
 
 def test_those_who_watch_are_known_in_their_thread_only() -> None:
-    one, other, seen = Ledger(), Ledger(), []
-    start_watching(one)
-    start_watching(other)
+    one, other, seen = MemoryAccounting(), MemoryAccounting(), []
+    start_observing(one)
+    start_observing(other)
     try:
-        assert watchers() == (one, other)
-        thread = threading.Thread(target=lambda: seen.append(watchers()))
+        assert observers() == (one, other)
+        thread = threading.Thread(target=lambda: seen.append(observers()))
         thread.start()
         thread.join()
-        stop_watching(one)
-        assert watchers() == (other,)
+        stop_observing(one)
+        assert observers() == (other,)
     finally:
-        stop_watching(one)
-        stop_watching(other)
-    assert watchers() == ()
+        stop_observing(one)
+        stop_observing(other)
+    assert observers() == ()
     assert seen == [()]
 
 

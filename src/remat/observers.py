@@ -1,8 +1,8 @@
-"""Who watches: profilers that are on in this thread, and what engines tell them.
+"""Observers of regions: the profilers of this thread, and the events that engines send them.
 
-Engines look up the watchers when a region begins and keep them with it, so that a backward pass
-that runs in another thread reports to the same ones. With nobody watching nothing is counted.
-What everybody should know, watching or not, is a warning, once.
+Engines look up the observers when a region begins and keep them with it, so that a backward pass
+that runs in another thread notifies the same ones. Without observers nothing is counted. What
+every user should know is a warning, once.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ import warnings
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Protocol
 
 from .errors import RematWarning
 from .plans.trace import Trace
 
-__all__ = ["Watcher", "start_watching", "stop_watching", "warn_once", "watched_by", "watchers"]
+__all__ = ["Observer", "observed_by", "observers", "start_observing", "stop_observing", "warn_once"]
 
+_FRAMEWORKS = {"torch", "autograd"}  # which call back, in backward
 _HERE = str(Path(__file__).parent / "_")[:-1]  # with the separator at its end
 
 
-class Watcher(Protocol):
+class Observer(Protocol):
     """What engines tell about regions: what was run, held and computed again.
 
-    Memory is told twice, each as things with a key and a size: what a plain pass would hold at
-    this time, and what is held. A thing that is held in several ways is told several times and
+    There are two accounts of memory, each by key and size: what a plain pass would hold at
+    this time, and what is held. What is held in several ways is reported several times and
     counts once. Engines may call from any thread.
     """
 
@@ -62,36 +64,36 @@ class Watcher(Protocol):
 
 class _Threads(threading.local):
     def __init__(self) -> None:
-        self.watchers: tuple[Watcher, ...] = ()
+        self.observers: tuple[Observer, ...] = ()
 
 
 _threads = _Threads()
 
 
-def watchers() -> tuple[Watcher, ...]:
-    """Return those who watch this thread."""
-    return _threads.watchers
+def observers() -> tuple[Observer, ...]:
+    """Return the observers of this thread."""
+    return _threads.observers
 
 
-def start_watching(watcher: Watcher) -> None:
-    _threads.watchers = (*_threads.watchers, watcher)
+def start_observing(observer: Observer) -> None:
+    _threads.observers = (*_threads.observers, observer)
 
 
-def stop_watching(watcher: Watcher) -> None:
-    _threads.watchers = tuple(w for w in _threads.watchers if w is not watcher)
+def stop_observing(observer: Observer) -> None:
+    _threads.observers = tuple(w for w in _threads.observers if w is not observer)
 
 
 @contextmanager
-def watched_by(more: Sequence[Watcher]) -> Iterator[None]:
-    """Let those who watched the begin of a region also watch what it runs later."""
-    added = [watcher for watcher in more if watcher not in _threads.watchers]
-    for watcher in added:
-        start_watching(watcher)
+def observed_by(more: Sequence[Observer]) -> Iterator[None]:
+    """Notify the observers of a region's beginning also of what it runs later."""
+    added = [observer for observer in more if observer not in _threads.observers]
+    for observer in added:
+        start_observing(observer)
     try:
         yield
     finally:
-        for watcher in added:
-            stop_watching(watcher)
+        for observer in added:
+            stop_observing(observer)
 
 
 _warned: set[Hashable] = set()
@@ -105,8 +107,13 @@ def warn_once(key: Hashable, message: str) -> None:
 
 
 def _frames_inside() -> int:
-    """Count the frames from here up to the first that is not remat's own."""
+    """Count the frames from here up to the first that is neither remat's own nor a framework's."""
     count, frame = 0, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame.f_back is not None and _is_inside(frame):
         count, frame = count + 1, frame.f_back
     return count
+
+
+def _is_inside(frame: FrameType) -> bool:
+    package, _, _ = frame.f_globals.get("__name__", "").partition(".")
+    return package in _FRAMEWORKS or frame.f_code.co_filename.startswith(_HERE)

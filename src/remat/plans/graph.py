@@ -1,0 +1,196 @@
+"""Plans for any recorded pass under a budget of peak bytes.
+
+What is done, in this order; everything is pure and gives the same plan for the same trace:
+
+1. The trace is cut where few bytes cross; segments between cuts become stages (`segments.py`), each
+   with a choice of what to keep (`options.py`), or in rounds for small budgets (`recursion.py`).
+   One dynamic programme gives the best combination for every budget at once.
+2. Plans of that curve are judged, and improved step by step where the trace is small enough
+   (`search.py`).
+3. For a budget the plan with the least seconds is taken. Since neither curve nor set depends on
+   the budget, seconds never rise with it.
+"""
+
+from __future__ import annotations
+
+import functools
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+
+from ..errors import BudgetTooSmallError
+from ..sizes import format_bytes, parse_budget
+from .bounds import LowerBound
+from .facts import Facts
+from .plan import Plan
+from .search import PlanSet, improve
+from .segments import Curve, choose_cuts, solve_segments
+from .simulate import Judge, Simulation
+from .trace import Trace
+
+__all__ = ["Frontier", "FrontierPoint", "frontier", "plan_trace"]
+
+_JUDGED_OPS = 120_000  # that the judge goes through for the plans of the curve
+_SEARCHED_OPS = 60_000  # and for those of the search
+_FRONTIER_POINTS = 40
+
+
+def plan_trace(trace: Trace, memory_budget: int | float | str) -> Plan:
+    """Return what to keep of a recorded pass, so that its peak stays within a budget.
+
+    The plan costs the least seconds of recomputation of all that were found; a larger budget never
+    gets a slower one.
+
+    Args:
+        trace: What the pass did.
+        memory_budget: The peak bytes of forward and backward: an int, text such as "2GB", or a
+            float in (0, 1] as the fraction of what a plain pass would hold.
+
+    Raises:
+        BudgetTooSmallError: No plan fits; the message has the smallest budget that works.
+
+    >>> from remat.plans import Kind, Op, Trace, Value, plan_trace
+    >>> values = [Value(8, kind=Kind.INPUT)]
+    >>> values += [Value(8, made_by=i, freed_after=i + 1) for i in range(9)] + [Value(8, made_by=9)]
+    >>> ops = [Op("sin", (i,), (i + 1,), 0.5, saves=(i,)) for i in range(10)]
+    >>> plan_trace(Trace(tuple(ops), tuple(values)), 40)
+    Plan(keeps 2 values, 3 stages, peak 40 B, 3.5 s extra)
+    """
+    library = _library(trace)
+    budget = parse_budget(memory_budget, whole=library.plain.peak_bytes)
+    plan = library.best(budget)
+    if plan is None:
+        least = library.smallest_budget
+        raise BudgetTooSmallError(
+            f"this pass needs at least {least} bytes ({format_bytes(least)}) whatever is "
+            f"recomputed, got memory_budget={memory_budget!r}"
+            f"{'' if isinstance(memory_budget, int) else f' ({budget} bytes)'}; a plain pass needs "
+            f"{format_bytes(library.plain.peak_bytes)}",
+            smallest=least,
+        )
+    return replace(
+        plan,
+        lower_bound_seconds=min(library.lower_bound.seconds(budget), plan.extra_seconds),
+        memory_budget=budget,
+        plain_peak_bytes=library.plain.peak_bytes,
+        signature=trace.signature,
+    )
+
+
+class _Library:
+    """The plans of one trace, for all budgets."""
+
+    def __init__(self, trace: Trace) -> None:
+        judge = Judge(trace)
+        saved = frozenset(trace.saved)
+        self.plain: Simulation = judge.simulate(Plan(saved))
+        self._facts = facts = Facts(trace)
+        self._plans = PlanSet(judge)
+        self._plans.offer(Plan(saved))
+        self._curve: Curve | None = None
+        self._points: list[tuple[int, float]] = []
+        self.lower_bound = LowerBound(facts)
+        if facts.count and saved:
+            self._solve(facts)
+
+    def _solve(self, facts: Facts) -> None:
+        cuts = choose_cuts(facts)
+        curve = solve_segments(facts, cuts)
+        self._curve, self._points = curve, curve.points
+        count = len(self._points)
+        judged = min(count, max(8, _JUDGED_OPS // facts.count))
+        for number in sorted({round(n * (count - 1) / judged) for n in range(judged + 1)}):
+            self._plans.offer(curve.plan(number))
+        searched = _SEARCHED_OPS // facts.count
+        where = cuts if facts.count > 40 else list(range(facts.count + 1))
+        improve(self._plans, facts, where, most=self._plans.tried + searched)
+
+    @property
+    def smallest_budget(self) -> int:
+        return self._plans.plans[0].peak_bytes
+
+    @property
+    def plans(self) -> list[Plan]:
+        return self._plans.plans
+
+    def best(self, budget: int) -> Plan | None:
+        """Return the best plan that was judged, or the best one of the curve."""
+        plan = self._plans.best(budget)
+        place = bisect_right(self._points, (budget, float("inf")))
+        if place and self._curve is not None and plan is not None:
+            if self._points[place - 1][1] < plan.extra_seconds:
+                judged = self._judged(place - 1)
+                if judged.peak_bytes <= budget and judged.extra_seconds < plan.extra_seconds:
+                    return judged
+        return plan
+
+    @functools.cache  # noqa: B019  # the library itself lives in a cache
+    def _judged(self, number: int) -> Plan:
+        assert self._curve is not None
+        plan = self._curve.plan(number)
+        peak, seconds = self._plans.judge.score(plan)
+        return replace(plan, peak_bytes=peak, extra_seconds=seconds)
+
+
+@functools.lru_cache(maxsize=8)
+def _library(trace: Trace) -> _Library:
+    return _Library(trace)
+
+
+# -- the whole curve ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierPoint:
+    """A budget that pays: with fewer bytes, recomputation takes longer."""
+
+    peak_bytes: int
+    extra_seconds: float
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Peak bytes against seconds of recomputation; the fewest bytes first."""
+
+    points: tuple[FrontierPoint, ...]
+    plain_peak_bytes: int
+    plain_seconds: float  # of forward and backward
+
+    @property
+    def knee(self) -> FrontierPoint:
+        """The point that lies furthest below the line between the two ends of the curve."""
+        first, last = self.points[0], self.points[-1]
+        width = max(1, last.peak_bytes - first.peak_bytes)
+        height = (first.extra_seconds - last.extra_seconds) or 1.0
+
+        def height_above_corner(point: FrontierPoint) -> float:
+            across = (point.peak_bytes - first.peak_bytes) / width
+            return across + (point.extra_seconds - last.extra_seconds) / height
+
+        return min(self.points, key=height_above_corner)
+
+
+def frontier(trace: Trace) -> Frontier:
+    """Return the curve of peak memory against time of a recorded pass, for all budgets.
+
+    >>> from remat.plans import Kind, Op, Trace, Value, frontier
+    >>> values = [Value(8, kind=Kind.INPUT)]
+    >>> values += [Value(8, made_by=i, freed_after=i + 1) for i in range(9)] + [Value(8, made_by=9)]
+    >>> ops = [Op("sin", (i,), (i + 1,), 0.5, saves=(i,)) for i in range(10)]
+    >>> curve = frontier(Trace(tuple(ops), tuple(values)))
+    >>> [(point.peak_bytes, point.extra_seconds) for point in curve.points][-3:]
+    [(64, 1.0), (72, 0.5), (80, 0.0)]
+    >>> curve.knee.plan
+    Plan(keeps 2 values, 3 stages, peak 40 B, 3.5 s extra)
+    """
+    library = _library(trace)
+    least, most = library.smallest_budget, library.plain.peak_bytes
+    steps = (least + (most - least) * n // _FRONTIER_POINTS for n in range(_FRONTIER_POINTS + 1))
+    budgets = sorted({*steps, *(plan.peak_bytes for plan in library.plans)})
+    points: list[FrontierPoint] = []
+    for budget in budgets:
+        plan = library.best(budget)
+        assert plan is not None  # the smallest budget has one
+        if not points or plan.extra_seconds < points[-1].extra_seconds:
+            points.append(FrontierPoint(plan.peak_bytes, plan.extra_seconds, plan))
+    return Frontier(tuple(points), most, trace.seconds + trace.backward_seconds)
