@@ -333,6 +333,59 @@ def test_what_another_tool_put_in_front_is_not_lost_in_silence() -> None:
     assert len(remat.applied(model)) == 3  # nothing half-removed
 
 
+# -- with a budget ---------------------------------------------------------------------------------
+
+
+def budgeted(model: nn.Module) -> bool:
+    return hasattr(model.forward, "budget")
+
+
+def test_a_budget_is_kept_and_removed() -> None:
+    model = Model()
+    expected = gradients(model)
+    assert remat.apply(model, memory_budget=0.7) is model
+    assert budgeted(model)
+    for _ in range(3):
+        assert all(map(torch.equal, gradients(model), expected))
+    remat.remove(model)
+    assert "forward" not in model.__dict__
+    assert all(map(torch.equal, gradients(model), expected))
+
+
+def test_says_the_budget(capsys) -> None:
+    remat.apply(Model(), memory_budget="1MB", verbose=True)
+    assert capsys.readouterr().out == "remat: keeps Model within 1MB\n"
+
+
+def test_regions_inside_of_a_budget_and_on_the_same_module() -> None:
+    model = Model()
+    expected = gradients(model)
+    remat.apply(model, memory_budget="1MB")
+    remat.apply(model)
+    remat.apply(model, Model)  # the model itself is one of the layers
+    assert budgeted(model)
+    assert remat.applied(model) == ["", "layers.0", "layers.1", "layers.2"]
+    assert all(map(torch.equal, gradients(model), expected))
+    remat.auto_checkpoint(model, None)
+    assert len(remat.applied(model)) == 4
+    remat.apply(model, memory_budget="1MB")
+    remat.remove(model)
+    assert remat.applied(model) == []
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, saved])
+def test_copies_keep_to_a_budget(duplicate) -> None:
+    model = remat.apply(Model(), memory_budget=0.7)
+    expected = gradients(model)
+    twin = duplicate(model)
+    assert budgeted(twin)
+    assert all(map(torch.equal, gradients(twin), expected))
+    remat.remove(twin)
+    assert budgeted(model)
+    assert not budgeted(twin)
+
+
 # -- bad input -------------------------------------------------------------------------------------
 
 BAD = [
@@ -358,6 +411,7 @@ BAD = [
     (Model, {"preserve_rng_state": 1}, TypeError, "preserve_rng_state"),
     (Model, {"verbose": 1}, TypeError, "verbose"),
     (Model, {"memory_budget": "1GB", "layers": Block}, ValueError, "not both"),
+    (Model, {"memory_budget": "1 parsec"}, ValueError, "parsec"),
     (Model, {"memory_budget": "1GB", "every": 2}, ValueError, "every=2"),
     (lambda: [Block()], {}, TypeError, "model is a torch.nn.Module, got list"),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import accelerate
 import pytest
 import torch
@@ -70,6 +72,13 @@ def test_trains_as_without_remat(options) -> None:
     expected, none = train(plainly, **options)
     found, regions = train(prepare, **options)
     assert (none, regions) == (0, STEPS * 3)
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("options", [{}, {"mixed_precision": "bf16"}])
+def test_a_budget(options) -> None:
+    expected, _ = train(plainly, **options)
+    found, _ = train(partial(prepare, memory_budget=0.9), **options)
     assert all(map(torch.equal, found, expected))
 
 

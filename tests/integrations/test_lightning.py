@@ -6,6 +6,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.loggers.logger import Logger
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import remat
 from remat.integrations.lightning import RematCallback
@@ -115,15 +116,31 @@ def test_the_logger_gets_the_report() -> None:
     assert "model.1" in callback.report()
 
 
-def test_after_an_error_nothing_is_left() -> None:
+@pytest.mark.parametrize("options", [{}, {"precision": "bf16-mixed"}])
+def test_a_budget(options) -> None:
+    expected, _ = fit(Module(), **options)
+    callback, logger = RematCallback(memory_budget=0.7), Kept()
+    found, _ = fit(Module(), callback, logger=logger, **options)
+    assert all(map(torch.equal, found, expected))
+    metrics = [m for _, m in logger.metrics if "remat/budget_bytes" in m]
+    assert len(metrics) == 2
+    for found in metrics:
+        assert 0 < found["remat/peak_bytes"] <= found["remat/budget_bytes"]
+        assert found["remat/recompute_seconds"] > 0
+    assert "budget" in callback.report()
+
+
+@pytest.mark.parametrize("make", [RematCallback, lambda: RematCallback(0.8)])
+def test_after_an_error_nothing_is_left(make) -> None:
     module = Module()
     module.fails = True
     with pytest.raises(KeyError, match="the program fails"):
-        fit(module, RematCallback())
+        fit(module, make())
     assert remat.applied(module) == []
+    assert _get_current_dispatch_mode_stack() == []
     module.fails = False
     module.losses.clear()
-    fit(module, RematCallback())
+    fit(module, make())
 
 
 def test_a_module_without_blocks() -> None:

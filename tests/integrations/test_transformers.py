@@ -249,6 +249,19 @@ def test_the_callback(tmp_path) -> None:
     assert not model.is_gradient_checkpointing  # it is as it was
 
 
+def test_the_callback_with_a_budget(tmp_path) -> None:
+    expected, _ = fit(gpt2(), tmp_path)
+    model = gpt2()
+    found, trainer = fit(model, tmp_path, callbacks=[RematCallback(0.6)], use_cache=True)
+    assert all(map(torch.equal, found, expected))
+    for log in (log for log in trainer.state.log_history if "loss" in log):
+        assert 0 < log["remat/peak_bytes"] <= log["remat/budget_bytes"]
+        assert log["remat/saved_bytes"] > 0
+        assert log["remat/recompute_seconds"] > 0
+    assert "forward" not in model.__dict__  # it is as it was
+    assert model.config.use_cache
+
+
 def test_the_callback_takes_the_place_of_torchs(tmp_path) -> None:
     with (
         pytest.warns(remat.RematWarning, match="in its place"),

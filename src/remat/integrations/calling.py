@@ -61,6 +61,18 @@ class StepMeter:
             "remat/saved_bytes": profiler.memory_saved(),
         }
 
+    @staticmethod
+    def numbers_of(record: Any) -> dict[str, float]:
+        """Return what a pass under a budget took, as `read` does; {} if there was none."""
+        if record is None:
+            return {}
+        return {
+            "remat/budget_bytes": record.budget,
+            "remat/peak_bytes": record.measured_peak,
+            "remat/saved_bytes": record.trace.plain_peak - record.measured_peak,
+            "remat/recompute_seconds": record.recompute_seconds,
+        }
+
     def report(self) -> str:
         """Return the table of the last step that was measured."""
         return self._profiler.report()

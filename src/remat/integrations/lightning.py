@@ -29,8 +29,9 @@ class RematCallback(Callback):
     chooses what is recomputed (`remat.CheckpointManager`). Otherwise layers are checkpointed, as
     `remat.apply` does. When fitting ends, or fails, the model is as it was before.
 
-    Logged are `remat/peak_bytes`, `remat/saved_bytes`, `remat/recompute_seconds` and
-    `remat/regions`, of the first step after each time that the trainer logs.
+    Logged are `remat/peak_bytes`, `remat/saved_bytes` and `remat/recompute_seconds`, with a budget
+    also `remat/budget_bytes` and otherwise `remat/regions`: of the last pass under a budget, or of
+    the first step after each time that the trainer logs.
 
     Args:
         memory_budget: As for `remat.CheckpointManager`.
@@ -81,12 +82,10 @@ class RematCallback(Callback):
             self._log(trainer)
 
     def _log(self, trainer: Any) -> None:
-        numbers = self._meter.read() if self._manager is None else self._manager_numbers()
+        manager = self._manager
+        numbers = self._meter.read() if manager is None else StepMeter.numbers_of(manager.last_pass)
         for logger in trainer.loggers if numbers else ():
             logger.log_metrics(numbers, step=trainer.global_step)
-
-    def _manager_numbers(self) -> dict[str, float]:
-        return {}
 
     def report(self) -> str:
         """Return a table of the last step that was measured."""

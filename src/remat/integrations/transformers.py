@@ -109,8 +109,9 @@ class RematCallback(TrainerCallback):
 
     With `memory_budget` a plan chooses what is recomputed, as `remat.auto_checkpoint` does;
     otherwise all layers are checkpointed, as `enable` does. When training ends the model is as it
-    was before. What is logged is of the first step after each time that the trainer logs:
-    `remat/peak_bytes`, `remat/saved_bytes`, `remat/recompute_seconds`, `remat/regions`.
+    was before. Logged are `remat/peak_bytes`, `remat/saved_bytes` and `remat/recompute_seconds`,
+    with a budget also `remat/budget_bytes` and otherwise `remat/regions`: of the last pass under a
+    budget, or of the first step after each time that the trainer logs.
 
     Args:
         memory_budget: As for `remat.auto_checkpoint`.
@@ -167,7 +168,8 @@ class RematCallback(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure a step from time to time."""
-        self._meter.begin()
+        if self.memory_budget is None:
+            self._meter.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the measurement."""
@@ -176,6 +178,9 @@ class RematCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add what was measured to the log."""
         numbers = self._meter.read()
+        if self.memory_budget is not None:
+            budget = getattr(kwargs["model"].forward, "budget", None)
+            numbers = StepMeter.numbers_of(getattr(budget, "last", None))
         if "loss" in (kwargs.get("logs") or {}):
             kwargs["logs"].update(numbers)
             state.log_history[-1].update(numbers)

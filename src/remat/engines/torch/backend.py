@@ -41,6 +41,7 @@ __all__ = [
     "on_conjugates",
     "pop_dispatch_mode",
     "pop_saved_tensor_hooks",
+    "process_group_store",
     "push_dispatch_mode",
     "push_saved_tensor_hooks",
     "queue_callback",
@@ -244,6 +245,20 @@ def composable_states() -> Mapping[Any, Any]:
     states = sys.modules.get("torch.distributed._composable_state")
     mapping: Mapping[Any, Any] = getattr(states, "_module_state_mapping", {})
     return mapping
+
+
+def process_group_store() -> Any:
+    """Return the key-value store of the processes that train together; None if there is one only.
+
+    No module of `torch.distributed` is loaded for that.
+    """
+    group = sys.modules.get("torch.distributed.distributed_c10d")
+    if group is None or not group.is_initialized() or group.get_world_size() == 1:
+        return None
+    try:
+        return group._get_default_store()
+    except (AttributeError, ValueError):  # a group without one, as that of MPI
+        return None
 
 
 def never_compiled(function: Any) -> None:
