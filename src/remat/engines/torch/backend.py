@@ -33,6 +33,7 @@ __all__ = [
     "count_graph_nodes",
     "current_graph_task",
     "dispatch_mode_stack",
+    "function_mode_stack",
     "has_global_module_hooks",
     "is_functorch_tensor",
     "is_traced_by_make_fx",
@@ -88,6 +89,9 @@ without_modes: Callable[[], AbstractContextManager[Any]] = _private(
 )
 count_function_modes: Callable[[], int] = _private(
     "_C._len_torch_function_stack", "checks whether function modes of the program are active"
+)
+function_mode_stack: Callable[[], list[Any]] = _private(
+    "overrides._get_current_function_mode_stack", "tells which ones"
 )
 without_function_modes: Callable[[], Guard] = _private(
     "_C.DisableTorchFunction", "replays ops without function modes and subclasses"
