@@ -1119,6 +1119,15 @@ def functions_that_are_kept(xp, x, W, xs):
 
 
 @program(plain=True)
+def function_that_outlives_the_loop(xp, x, W, xs):
+    for i in range(10):
+        scale = lambda y: y * i
+        x = xp.tanh(scale(x))
+    i = 3
+    return scale(x)
+
+
+@program(plain=True)
 def nonlocal_write(xp, x, W, xs):
     total = 0
 

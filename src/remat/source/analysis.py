@@ -162,16 +162,22 @@ class _Analysis:
             return Refusal(
                 loop.lineno, f"an except or finally clause around it reads {name}, which it binds"
             )
-        for node in walk_scope(loop.body):
-            if (
-                isinstance(node, ast.FunctionDef)
-                and node.name in names
-                and free_names(node) & bound
-            ):
-                return Refusal(node.lineno, f"the nested function {node.name} outlives a turn")
+        for name, function in _named_functions(loop.body):
+            if name in names and free_names(function) & bound:
+                line = getattr(function, "lineno", loop.lineno)
+                return Refusal(line, f"the nested function {name} outlives a turn")
         if self._depths[loop] > _DEEPEST:
             return Refusal(loop.lineno, f"it lies in {_DEEPEST} other loops")
         return None
+
+
+def _named_functions(body: Iterable[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
+    for node in walk_scope(body):
+        match node:
+            case ast.FunctionDef(name=name):
+                yield name, node
+            case ast.Assign(targets=targets, value=ast.Lambda() as function):
+                yield from ((name, function) for name in bound_names(targets))
 
 
 def _turn(loop: Loop) -> list[ast.AST]:
