@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from .aliases import alias_names
 from .liveness import Live, bound_at_loops, live_names
 from .mutations import Mutation, find_mutations
 from .names import FUNCTIONS, LOOPS, binds_of, bound_names, free_names, read_names, walk_scope
@@ -154,6 +155,13 @@ class _Analysis:
             if each.name not in self._local:
                 return Refusal(line, f"its body {each.how}, which is no local variable")
         changed = {each.name for each in mutations if each.name}
+        target, items = (None, None) if isinstance(loop, ast.While) else (loop.target, loop.iter)
+        for name in sorted(changed & alias_names(_turn(loop), target, items)):
+            return Refusal(
+                loop.lineno,
+                f"its body changes {name} in place, which may be part of another object: "
+                "change a copy",
+            )
         if isinstance(loop, ast.For):
             for name in sorted(read_names(loop.iter) & changed):
                 if any(each.name == name and not each.is_augmented for each in mutations):
