@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # No AMX: on some virtual machines PyTorch dies of it (tests/conftest.py says more).
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
-.PHONY: demo test lint types imports tests fuzz bench clean
+.PHONY: demo test test-integrations lint types imports tests fuzz bench clean
 
 demo: $(VENV)/.demo                ## differentiate a long simulation in a few percent of the memory
 	$(BIN)/remat demo
@@ -27,6 +27,9 @@ imports: $(VENV)/.test
 
 tests: $(VENV)/.test
 	$(BIN)/pytest --numprocesses=auto --dist=worksteal --cov --cov-report=term-missing:skip-covered
+
+test-integrations: $(VENV)/.integrations  ## with Transformers, Diffusers, PEFT, Accelerate, Lightning
+	$(BIN)/pytest --numprocesses=auto --dist=worksteal tests/integrations
 
 N ?= 1000
 fuzz: $(VENV)/.test                ## N random programs against plain autograd: make fuzz N=10000 SEED=7
@@ -51,4 +54,8 @@ $(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.bench: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --editable '.[bench,plot,torch]'
+	touch $@
+
+$(VENV)/.integrations: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --editable '.[dev,plot,torch,integrations]'
 	touch $@

@@ -1,6 +1,7 @@
 """remat: exact gradients inside a memory budget."""
 
 from . import policies
+from .api.apply import applied, apply, remove
 from .api.budgets import CheckpointManager, auto_checkpoint
 from .api.chains import ActivationCheckpointer, CheckpointConfig
 from .api.frontiers import frontier, memory_report
@@ -57,6 +58,8 @@ __all__ = [
     "Verification",
     "__version__",
     "adaptive_checkpoint",
+    "applied",
+    "apply",
     "auto_checkpoint",
     "checkpoint",
     "checkpoint_loops",
@@ -77,6 +80,7 @@ __all__ = [
     "name",
     "plan_loop",
     "policies",
+    "remove",
     "should_checkpoint",
     "steps",
     "value_and_grad",

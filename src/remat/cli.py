@@ -16,6 +16,7 @@ from rich.console import Console
 
 import remat
 
+from .check import DEVICES, run_checks
 from .demo import DemoResult, DemoSize, run_demo
 from .reports.plots import can_plot, check_plot_path, plot_memory, plot_schedule
 from .reports.tables import comparison_table, plan_table, training_grid
@@ -33,6 +34,7 @@ examples:
   remat plan --steps 1000 --memory 64MB --state-bytes 1MB --tape-bytes 3MB --plot plan.png
   remat demo --model gpt --budget 0.4         train a network in 40 % of its memory
   remat frontier my_project:make_model        memory against time of your own model
+  remat check                                 does it hold on this machine?
 
 "remat COMMAND --help" tells more about a command.
 """
@@ -80,17 +82,30 @@ examples:
   remat plan --steps 100 --checkpoints 5 --plot schedule.png
   remat plan --steps 1000 --checkpoints 31 --json
 """
+_CHECK = """\
+Check on this machine what remat promises: random programs, random numbers, autocast, streams, peak
+memory and time, each against plain PyTorch. The exit code is 0 if all of it held and 1 if not.
+"""
+_CHECK_EXAMPLES = """\
+examples:
+  remat check
+  remat check --quick
+  remat check --device cuda
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code: 0, 2 for bad input, 130 for Ctrl-C."""
+    """Run the command line and return the exit code: 0, 2 for bad input, 130 for Ctrl-C.
+
+    1 says that a check did not hold, or that nobody reads what is printed.
+    """
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
         if arguments.command is None:
             parser.print_help(sys.stderr)
             return 2
-        arguments.run(arguments)
+        code: int | None = arguments.run(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
@@ -100,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except (remat.RematError, ValueError, TypeError, OSError) as error:
         return _complain(_in_options(str(error)), 2)
-    return 0
+    return code or 0
 
 
 _OPTIONS = {
@@ -154,6 +169,12 @@ def _parser() -> argparse.ArgumentParser:
         **_texts(_FRONTIER, _FRONTIER_EXAMPLES),
     )
     _add_frontier_options(frontier)
+    check = commands.add_parser(
+        "check",
+        help="does remat hold on this machine?",
+        **_texts(_CHECK, _CHECK_EXAMPLES),
+    )
+    _add_check_options(check)
     return parser
 
 
@@ -240,6 +261,14 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     add("--plot", metavar="FILE", help="draw the best schedule: .png, .svg or .pdf")
     add("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_plan)
+
+
+def _add_check_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    text = f"{', '.join(DEVICES)}; cuda:1 and the like, too (default: an accelerator, or cpu)"
+    add("--device", metavar="DEVICE", help=text)
+    add("--quick", action="store_true", help="fewer programs and repetitions")
+    parser.set_defaults(run=_check)
 
 
 def _default(text: str) -> str:
@@ -483,6 +512,18 @@ def _plan_as_dict(plan: LoopPlan) -> dict[str, Any]:
 
 def _options(plan: LoopPlan) -> tuple[Option, ...]:
     return plan.best, *plan.alternatives
+
+
+# -- remat check -------------------------------------------------------------------------------
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    with Console(stderr=True).status("checking") as status:
+        report = run_checks(arguments.device, quick=arguments.quick, progress=status.update)
+    Console().print(report.table())
+    print("For a bug report:")
+    print(report.line())
+    return 0 if report.all_held else 1
 
 
 def _print_json(value: dict[str, Any]) -> None:

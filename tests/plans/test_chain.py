@@ -178,6 +178,11 @@ def test_a_hundred_layers_in_five_hundred_buckets() -> None:
     assert plan.extra_seconds < 1.2 * sum(layer.seconds for layer in layers)
 
 
+def test_a_chain_that_fits_but_not_in_whole_buckets() -> None:
+    layers = [ChainLayer(1.0, 1, 100_000)]
+    assert plan_chain(layers, 100_001) == ChainPlan((0,), 100_001, 0.0)
+
+
 def test_a_result_without_bytes() -> None:
     layers = [*random_layers(3, 3), ChainLayer(1.0, 0, 0)]
     judged = [judge(layers, steps) for steps in all_plans(0, 4)]

@@ -23,9 +23,9 @@ from .oracle import StagedModel, brute_force
 from .peers import PEERS
 
 SMALL = {
-    "gpt": lambda: gpt(5),
+    "gpt": lambda: gpt(3),
     "llama": lambda: llama(2),
-    "resnet": lambda: resnet(6),
+    "resnet": lambda: resnet(4),
     "unet": lambda: unet(3),
     "mlp": lambda: mlp(20),
 }
@@ -58,18 +58,18 @@ def check(trace: Trace, plan: Plan, budget: int) -> None:
 # -- as good as others --
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_equal_to_brute_force(seed: int) -> None:
-    """All keep sets and all stages of six ops: the whole curve is the same."""
-    trace = random_trace(seed, 6)
-    own = [v for v, value in enumerate(trace.values) if not value.kind.is_external][:8]
+@pytest.mark.parametrize(("seed", "ops"), [*((seed, 5) for seed in range(8)), (8, 6)])
+def test_equal_to_brute_force(seed: int, ops: int) -> None:
+    """All keep sets and all stages of a few ops: the whole curve is the same."""
+    trace = random_trace(seed, ops)
+    own = [v for v, value in enumerate(trace.values) if not value.kind.is_external][:7]
     for peak, seconds in brute_force(trace, own):
         plan = plan_trace(trace, peak)
         assert plan.extra_seconds <= seconds
         check(trace, plan, peak)
 
 
-@pytest.mark.parametrize("part", [0.75, 0.6, 0.5, 0.4])
+@pytest.mark.parametrize("part", [0.75, 0.5, 0.4])
 @pytest.mark.parametrize("name", SMALL)
 def test_within_five_percent_of_the_optimum_of_the_staged_model(name: str, part: float) -> None:
     trace = small(name)
@@ -120,8 +120,8 @@ def test_budgets_are_kept_and_more_never_takes_longer(name: str) -> None:
         plan_trace(trace, least - 1)
 
 
-@settings(max_examples=25)
-@given(st.integers(0, 10**9), st.integers(1, 9), st.integers(2, 6))
+@settings(max_examples=20)
+@given(st.integers(0, 10**9), st.integers(1, 7), st.integers(2, 6))
 def test_promises_on_random_traces(seed: int, ops: int, reach: int) -> None:
     trace = random_trace(seed, ops, reach=reach)
     least, plain = smallest_budget(trace), trace.plain_peak
@@ -134,10 +134,10 @@ def test_promises_on_random_traces(seed: int, ops: int, reach: int) -> None:
     assert before == 0.0
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(st.integers(0, 10**9), st.randoms(use_true_random=False))
 def test_promises_in_any_order_of_backward(seed: int, dice: object) -> None:
-    trace = random_trace(seed, 8)
+    trace = random_trace(seed, 6)
     used = [op for op in trace.backward_order if trace.ops[op].saves]
     dice.shuffle(used)  # type: ignore[attr-defined]
     trace = replace(trace, used=tuple(used))
@@ -169,6 +169,14 @@ def test_the_bound_holds_for_brute_force(seed: int) -> None:
         assert bound.seconds(peak) <= seconds
 
 
+def test_the_bound_where_nothing_fits() -> None:
+    """All that backward uses and that can be computed again runs again."""
+    trace = small("mlp")
+    makers = {trace.values[v].made_by for v in trace.saved} - {None}
+    least = sum(trace.ops[op].seconds for op in makers if op is not None)
+    assert LowerBound(Facts(trace)).seconds(0) >= least * (1 - 1e-6)
+
+
 def test_the_same_plan_every_time() -> None:
     code = (
         "from tests.plans.networks import resnet\n"
@@ -185,7 +193,7 @@ def test_the_same_plan_every_time() -> None:
 
 def test_without_scipy_the_plan_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """SciPy makes the bound tighter, and nothing else."""
-    trace = small("gpt")
+    trace = resnet(2)
     plan = plan_trace(trace, 0.5)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     graph_module._library.cache_clear()

@@ -950,6 +950,34 @@ def shared_list(xp, x, W, xs):
     return other
 
 
+@program(plain=True)
+def row_changed_in_place(xp, x, W, xs):
+    rows = [[0.0] for _ in range(12)]
+    for row in rows:
+        x = xp.tanh(x @ W)
+        row.append(len(row))
+    return x, rows
+
+
+@program(plain=True)
+def entry_changed_in_place(xp, x, W, xs):
+    counts = [[0] for _ in range(12)]
+    for i in range(12):
+        x = xp.tanh(x @ W)
+        count = counts[i // 2]
+        count += [i]
+    return x, counts
+
+
+@program
+def copy_changed_in_place(xp, x, W, xs):
+    for row in xs:
+        mine = row * 1
+        mine += x
+        x = xp.tanh(mine)
+    return x
+
+
 # -- nesting -----------------------------------------------------------------------------------
 
 
@@ -1116,6 +1144,15 @@ def functions_that_are_kept(xp, x, W, xs):
         fs.append(lambda y: y * i)
         x = xp.tanh(fs[0](x))
     return x
+
+
+@program(plain=True)
+def function_that_outlives_the_loop(xp, x, W, xs):
+    for i in range(10):
+        scale = lambda y: y * i
+        x = xp.tanh(scale(x))
+    i = 3
+    return scale(x)
 
 
 @program(plain=True)

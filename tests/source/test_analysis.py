@@ -109,7 +109,10 @@ REFUSALS = {
     "out=": ("for i in y:\n    out = f(i, out=x.a)\n", "writes into x.a"),
     "a target": ("for x.a in y:\n    out = x\n", "not a name"),
     "a class": ("for i in y:\n    class C: pass\n    out = C\n", "defines the class C"),
-    "a kept lambda": ("for i in y:\n    out = lambda: i\n", "a lambda in its body"),
+    "a kept lambda": (
+        "for i in y:\n    out = lambda: i\n",
+        "the nested function out outlives a turn",
+    ),
 }
 
 

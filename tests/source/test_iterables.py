@@ -15,7 +15,7 @@ SEQUENCES = {
     "tuple": lambda: (3, 1, 4),
     "text": lambda: "loop",
     "dict": lambda: {"a": 1, "b": 2},
-    "items": lambda: {"a": 1, "b": 2}.items(),
+    "items": lambda: dict(zip("ab", [1, 2], strict=True)).items(),
     "array": lambda: np.arange(6.0).reshape(3, 2),
     "zip": lambda: lazy(API, zip, range(5), [7, 8, 9]),
     "enumerate": lambda: lazy(API, enumerate, [7, 8, 9], 4),

@@ -304,3 +304,21 @@ def test_measuring_leaves_nothing_behind(store, tmp_path: Path) -> None:
     assert write > 0
     assert read > 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_dropped_while_it_is_prefetched_is_not_kept_in_memory(tmp_path) -> None:
+    shelf = DiskStore(tmp_path).open(NumpyArrays())
+    shelf.put(0, [np.ones(3)])
+    settled(shelf)
+    checkpoint, writer = shelf._held[0], shelf._writer
+    read = checkpoint.read
+
+    def drop_and_read():
+        checkpoint.dropped = True
+        return read()
+
+    checkpoint.read = drop_and_read
+    writer._prefetched = checkpoint
+    writer._read(checkpoint)
+    assert checkpoint.parts is None
+    shelf.close()

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 from ..engines.compiling import is_compiling
 from ..engines.locate import engine_with_scopes
 from ..errors import RematError, UnsupportedError
-from ..plans import Plan, Trace
+from ..plans import PassRecord, Plan, Trace
 from ..reports.budget import BudgetReport
 from ..sizes import format_bytes, parse_budget
 from .scopes import CheckpointNode, CheckpointScope
@@ -156,7 +156,7 @@ class CheckpointManager:
 
     def report(self) -> str:
         """Return what was planned and measured for the last pass, as text."""
-        record = self._record()
+        record = self.last_pass
         if record is None:
             return "No pass has ended inside of this manager: call backward() inside of it.\n"
         return BudgetReport(record).text() + "\n"
@@ -166,14 +166,16 @@ class CheckpointManager:
 
         The ending of `path` says the format: .png, .svg or .pdf. Needs matplotlib.
         """
-        record = self._record()
+        record = self.last_pass
         if record is None:
             raise RematError(
                 "no pass has ended inside of this manager; call backward() in it first"
             )
         return BudgetReport(record).plot(path)
 
-    def _record(self) -> Any:
+    @property
+    def last_pass(self) -> PassRecord | None:
+        """What was planned and measured for the last pass whose backward has ended."""
         return None if self._budget is None else self._budget.last
 
     # -- scopes and nodes --------------------------------------------------------------------------

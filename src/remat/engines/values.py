@@ -87,7 +87,7 @@ class LoadedValues:
         return np.zeros_like(_plain(leaf))
 
     def nothing(self, like: Any) -> Any:
-        """Return a number that is tracked as an array is, for a state that holds nothing tracked."""
+        """Return a number that is tracked as an array is."""
         if _is_tensor_type(type(like)):
             return like.sum() * 0  # (a new leaf would be one that a step has made for itself)
         return np.zeros(())

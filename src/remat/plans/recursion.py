@@ -59,10 +59,10 @@ class Groups:
         self._unit = max(1, facts.trace.saved_bytes)
         ends = {pair: (self._cuts[pair[0]], self._cuts[pair[1]]) for pair in self._pairs()}
         self._whole = {pair: whole.option(*ops) for pair, ops in ends.items()}
-        self._inside = {pair: whole.need_inside(*ops) for pair, ops in ends.items()}
+        self._inside = {pair: whole.inside(*ops) for pair, ops in ends.items()}
         parts = {*pairwise(self._coarse), *pairwise(range(len(cuts)))}
-        self._options = {
-            part: options.find(*ends[part], _OPTIONS)
+        self._passed = {
+            part: self._on_the_way(part, options.find(*ends[part], _OPTIONS))
             for part in sorted(parts)
             if part[1] - part[0] == 1 or ends[part][1] - ends[part][0] <= _PASSED_OPS
         }
@@ -103,14 +103,16 @@ class Groups:
     # -- the curves --
 
     def _solve(self, first: int, stop: int) -> None:
-        whole = self._whole[first, stop]
+        need, seconds = self._inside[first, stop]
         zero = np.zeros(1, dtype=np.int64)
-        need = np.array([self._inside[first, stop]])
-        found = [_Points(need, np.array([whole.seconds]), zero, zero, zero, [_Way(-1)])]
+        alone = np.array([need]), np.array([seconds])
+        found = [_Points(*alone, zero, zero, zero, [_Way(-1)])]
         for cut in range(first + 1, stop):
             if (first, cut) in self._curves and (cut, stop) in self._curves:
                 found.append(self._in_rounds(first, cut, stop))
-                found += [self._passing(first, cut, stop, o) for o in self._some(first, cut)]
+                found += [
+                    self._passing(first, cut, stop, o) for o in self._passed.get((first, cut), [])
+                ]
         self._curves[first, stop] = self._best(found)
 
     def _in_rounds(self, first: int, cut: int, stop: int) -> _Points:
@@ -126,9 +128,18 @@ class Groups:
         zero = np.zeros(len(r), dtype=np.int64)
         return _Points(levels[is_enough], seconds, zero, r, b, [_Way(cut)])
 
-    def _some(self, first: int, cut: int) -> list[Option]:
-        """Return what may be held of a part that is passed."""
-        return self._options.get((first, cut), [])
+    def _on_the_way(self, part: tuple[int, int], options: list[Option]) -> list[Option]:
+        """Return the options of a part that hold only what is made when the part is passed.
+
+        Those are the ops that lead to what crosses its end.
+        """
+        facts, made = self._facts, set(self._whole[part].keep)
+        wanted = set(made)
+        for op in range(self._cuts[part[1]] - 1, self._cuts[part[0]] - 1, -1):
+            if not wanted.isdisjoint(facts.makes[op]):
+                made.update(facts.makes[op])
+                wanted.update(facts.reads[op])
+        return [option for option in options if made.issuperset(option.keep)]
 
     def _passing(self, first: int, cut: int, stop: int, option: Option) -> _Points:
         """Hold some of the first part on the way to the rest, so that it need not begin again."""

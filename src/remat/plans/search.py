@@ -18,7 +18,7 @@ from .simulate import Judge, Simulation
 
 __all__ = ["PlanSet", "improve"]
 
-_SMALL = 16  # ops; of larger traces not all changes are tried
+_SMALL = 10  # ops; of larger traces not all changes are tried
 _MEDIUM = 100  # ops; of larger traces plans that keep nothing take too long to judge
 _MOST_LIKELY = 12  # changes of a kind
 

@@ -34,25 +34,15 @@ class Curve:
     def __init__(self, table: _Table, groups: Groups) -> None:
         self._table = table
         self._groups = groups
-        needs, seconds = table.needs[0], table.seconds[0]
-        self._order: list[int] = []
-        best = math.inf
-        for point in np.lexsort((seconds, needs)).tolist():
-            if seconds[point] < best:
-                best = seconds[point]
-                self._order.append(point)
-
-    @property
-    def points(self) -> list[tuple[int, float]]:
-        """The (bytes, seconds) that no other point beats, the fewest bytes first."""
-        needs, seconds = self._table.needs[0], self._table.seconds[0]
-        return [(int(needs[p]), float(seconds[p])) for p in self._order]
+        points = zip(table.needs[0].tolist(), table.seconds[0].tolist(), strict=True)
+        # The (bytes, seconds) that no other point beats, the fewest bytes first.
+        self.points: list[tuple[int, float]] = list(points)
 
     def plan(self, number: int) -> Plan:
         """Return the plan of a point."""
         keep: set[int] = set()
         stages: list[Stage] = []
-        for start, option in self._table.walk(self._order[number]):
+        for start, option in self._table.walk(number):
             keep.update(option.keep)
             group = option.group
             stages += [Stage(start)] if group is None else self._groups.stages(group)

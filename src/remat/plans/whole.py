@@ -24,7 +24,6 @@ class WholeSegments:
         self._seconds = np.array(facts.seconds)
         self._base_before = np.array(facts.base_before)
         self._base_at = np.array(facts.base_at)
-        self._needed_from = np.array(self._find_needed())
         # All values in the order of the ops that make them; those of an op begin at `first_of`.
         order = [v for made in facts.makes for v in made]
         self._values = np.array(order, dtype=np.int64)
@@ -39,16 +38,27 @@ class WholeSegments:
         self._outlives = np.array([facts.outlives[v] for v in order], dtype=bool)
         fixed = np.array([facts.is_fixed[v] for v in order], dtype=bool)
         self._always = (self._last_use >= 0) & (fixed | self._outlives)
+        self._needed_from = self._find_needed(is_kept=True)
+        self._needed_inside = self._find_needed(is_kept=False)
 
-    def _find_needed(self) -> list[int]:
-        """Return for each op the first op of backward that needs what depends on it."""
-        facts = self._facts
-        first = [facts.count + 1] * facts.count
+    def _find_needed(self, *, is_kept: bool) -> Any:
+        """Return for each op the first end of a segment with which it has to run again.
+
+        It has to if backward uses in the segment what it makes, or what is made of that. If
+        `is_kept`, what is used beyond the end is kept, so nothing runs again for its sake.
+        """
+        facts, never = self._facts, self._facts.count + 1
+        first = [never] * facts.count
         for op in reversed(range(facts.count)):
             for made in facts.makes[op]:
-                later = [first[r] for r in facts.readers[made]]
-                first[op] = min([first[op], *facts.users[made][:1], *later])
-        return first
+                users, readers = facts.users[made], facts.readers[made]
+                if facts.is_fixed[made] or facts.outlives[made]:
+                    continue
+                use = min([first[r] for r in readers] + [u + 1 for u in users[:1]], default=never)
+                if is_kept:
+                    use = max([use, *(n + 1 for n in (*readers[-1:], *users[-1:]))])
+                first[op] = min(first[op], use)
+        return np.array(first, dtype=np.int64)
 
     def fits(self, start: int, stop: int) -> bool:
         """Tell whether a segment is small enough to be looked at."""
@@ -70,7 +80,7 @@ class WholeSegments:
         ended = np.maximum(self._end[here] - start, made) + 1
         forward = self._sum(made, nbytes) - self._sum(ended, nbytes)
         self._nodes = np.maximum.accumulate(used + self._base_at[start:])
-        self._replay = np.maximum.accumulate(self._saved + between)
+        self._replay = self._saved + between
         self._forward = np.maximum.accumulate(forward)
 
     def _sum(self, at: Any, nbytes: Any) -> Any:
@@ -83,17 +93,35 @@ class WholeSegments:
     def option(self, start: int, stop: int) -> Option:
         """Return the option that keeps what later segments read, and nothing else."""
         self._begin(start)
-        last, here = stop - start - 1, slice(self._first_of[start], self._first_of[stop])
+        here = slice(self._first_of[start], self._first_of[stop])
         keep = (self._last_use[here] >= stop) | self._always[here]
-        kept = int(np.sum((self._nbytes[here] * ~self._outlives[here])[keep]))
-        is_needed = self._needed_from[start:stop] < stop
+        nbytes = self._nbytes[here] * (keep & ~self._outlives[here])
+        is_needed = self._needed_from[start:stop] <= stop
+        need = max(
+            self._nodes[stop - start - 1],
+            self._replay_with(nbytes, start, stop) + self._base(start, stop),
+            self._forward[stop - start - 1] + np.sum(nbytes[self._end[here] < stop - 1]),
+        )
+        values = tuple(self._values[here][keep].tolist())
         seconds = float(np.sum(self._seconds[start:stop][is_needed]))
-        need = max(self.need_inside(start, stop) + kept, self._forward[last] + kept)
-        return Option(tuple(self._values[here][keep].tolist()), kept, int(need), seconds)
+        return Option(values, int(np.sum(nbytes)), int(need), seconds)
 
-    def need_inside(self, start: int, stop: int) -> int:
-        """Return what backward needs if nothing of the segment is kept for later ones."""
+    def _replay_with(self, kept: Any, start: int, stop: int) -> int:
+        """Return the most bytes of a recomputation: what is kept is there from its beginning."""
+        count = stop - start
+        here = slice(self._first_of[start], self._first_of[stop])
+        made = np.zeros(count, dtype=np.int64)
+        np.add.at(made, self._made[here] - start, kept * (self._use[here] >= 0))
+        return int(np.max(self._replay[:count] - np.cumsum(made)) + np.sum(kept))
+
+    def _base(self, start: int, stop: int) -> int:
+        """Return the most bytes of gradients when the recomputation may begin."""
+        return int(np.max(self._base_before[max(start, stop - 64) : stop]))
+
+    def inside(self, start: int, stop: int) -> tuple[int, float]:
+        """Return what a segment needs and costs if nothing of it is kept at all."""
         self._begin(start)
-        last = stop - start - 1
-        base = np.max(self._base_before[max(start, stop - 64) : stop])
-        return int(max(self._nodes[last], self._replay[last] + base))
+        count = stop - start
+        need = max(self._nodes[count - 1], np.max(self._replay[:count]) + self._base(start, stop))
+        is_needed = self._needed_inside[start:stop] <= stop
+        return int(need), float(np.sum(self._seconds[start:stop][is_needed]))

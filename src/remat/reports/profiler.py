@@ -87,6 +87,10 @@ class Profiler:
         """
         return self._accounting.memory_saved
 
+    def peak_bytes(self) -> int:
+        """Return the peak of what was held, counted as `memory_saved` says."""
+        return self._accounting.held_peak
+
     def checkpoint_count(self) -> int:
         """Return how many checkpointed regions were run: calls, scopes, loops."""
         return sum(totals.runs for totals in self.regions)

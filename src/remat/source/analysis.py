@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from .aliases import alias_names
 from .liveness import Live, bound_at_loops, live_names
 from .mutations import Mutation, find_mutations
 from .names import FUNCTIONS, LOOPS, binds_of, bound_names, free_names, read_names, walk_scope
@@ -154,6 +155,13 @@ class _Analysis:
             if each.name not in self._local:
                 return Refusal(line, f"its body {each.how}, which is no local variable")
         changed = {each.name for each in mutations if each.name}
+        target, items = (None, None) if isinstance(loop, ast.While) else (loop.target, loop.iter)
+        for name in sorted(changed & alias_names(_turn(loop), target, items)):
+            return Refusal(
+                loop.lineno,
+                f"its body changes {name} in place, which may be part of another object: "
+                "change a copy",
+            )
         if isinstance(loop, ast.For):
             for name in sorted(read_names(loop.iter) & changed):
                 if any(each.name == name and not each.is_augmented for each in mutations):
@@ -162,16 +170,22 @@ class _Analysis:
             return Refusal(
                 loop.lineno, f"an except or finally clause around it reads {name}, which it binds"
             )
-        for node in walk_scope(loop.body):
-            if (
-                isinstance(node, ast.FunctionDef)
-                and node.name in names
-                and free_names(node) & bound
-            ):
-                return Refusal(node.lineno, f"the nested function {node.name} outlives a turn")
+        for name, function in _named_functions(loop.body):
+            if name in names and free_names(function) & bound:
+                line = getattr(function, "lineno", loop.lineno)
+                return Refusal(line, f"the nested function {name} outlives a turn")
         if self._depths[loop] > _DEEPEST:
             return Refusal(loop.lineno, f"it lies in {_DEEPEST} other loops")
         return None
+
+
+def _named_functions(body: Iterable[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
+    for node in walk_scope(body):
+        match node:
+            case ast.FunctionDef(name=name):
+                yield name, node
+            case ast.Assign(targets=targets, value=ast.Lambda() as function):
+                yield from ((name, function) for name in bound_names(targets))
 
 
 def _turn(loop: Loop) -> list[ast.AST]:

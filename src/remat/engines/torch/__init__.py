@@ -7,23 +7,29 @@ from .budget.recording import record_trace
 from .diagnostics.allocations import track_allocations
 from .diagnostics.verify import verify
 from .gradient import value_and_grad
+from .layers import choose_layers, describe_layers
 from .loop import run_loop, run_while
-from .modules import checkpointed_module
+from .modules import applied_to, apply_to, checkpointed_module, remove_from
 from .scope import close_scope, open_scope
 from .segment import checkpoint_tensor, is_marked, mark, name_tensor, run_segment
 
 __all__ = [
     "ARRAYS",
     "Budget",
+    "applied_to",
+    "apply_to",
     "checkpoint_tensor",
     "checkpointed_module",
+    "choose_layers",
     "close_scope",
+    "describe_layers",
     "enter_budget",
     "is_marked",
     "mark",
     "name_tensor",
     "open_scope",
     "record_trace",
+    "remove_from",
     "run_loop",
     "run_segment",
     "run_while",

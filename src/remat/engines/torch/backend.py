@@ -8,7 +8,7 @@ needed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import attrgetter
@@ -27,11 +27,13 @@ __all__ = [
     "Guards",
     "are_functorch_transforms_active",
     "below_autograd",
+    "composable_states",
     "count_dispatch_modes",
     "count_function_modes",
     "count_graph_nodes",
     "current_graph_task",
     "dispatch_mode_stack",
+    "function_mode_stack",
     "has_global_module_hooks",
     "is_functorch_tensor",
     "is_traced_by_make_fx",
@@ -40,6 +42,7 @@ __all__ = [
     "on_conjugates",
     "pop_dispatch_mode",
     "pop_saved_tensor_hooks",
+    "process_group_store",
     "push_dispatch_mode",
     "push_saved_tensor_hooks",
     "queue_callback",
@@ -86,6 +89,9 @@ without_modes: Callable[[], AbstractContextManager[Any]] = _private(
 )
 count_function_modes: Callable[[], int] = _private(
     "_C._len_torch_function_stack", "checks whether function modes of the program are active"
+)
+function_mode_stack: Callable[[], list[Any]] = _private(
+    "overrides._get_current_function_mode_stack", "tells which ones"
 )
 without_function_modes: Callable[[], Guard] = _private(
     "_C.DisableTorchFunction", "replays ops without function modes and subclasses"
@@ -234,6 +240,30 @@ _eval_frame: Any = _private("_C._dynamo.eval_frame", "keeps the compiler out of 
 
 def is_traced_by_make_fx() -> bool:
     return _get_dispatch_mode(_mode_keys.PROXY) is not None
+
+
+def composable_states() -> Mapping[Any, Any]:
+    """Return the modules that `fully_shard` and the like manage, with references to their states.
+
+    It is looked up when it is needed: without FSDP nobody has loaded it.
+    """
+    states = sys.modules.get("torch.distributed._composable_state")
+    mapping: Mapping[Any, Any] = getattr(states, "_module_state_mapping", {})
+    return mapping
+
+
+def process_group_store() -> Any:
+    """Return the key-value store of the processes that train together; None if there is one only.
+
+    No module of `torch.distributed` is loaded for that.
+    """
+    group = sys.modules.get("torch.distributed.distributed_c10d")
+    if group is None or not group.is_initialized() or group.get_world_size() == 1:
+        return None
+    try:
+        return group._get_default_store()
+    except (AttributeError, ValueError):  # a group without one, as that of MPI
+        return None
 
 
 def never_compiled(function: Any) -> None:

@@ -1,4 +1,4 @@
-"""Modules whose calls are checkpointed: what `checkpoint(module)` returns."""
+"""Modules whose calls are checkpointed: what `checkpoint(module)` returns, what `apply` changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["checkpointed_module"]
+from ...errors import UnsupportedError
+from .budget.forward import BudgetedForward, budgeted_forward_of, restore_forward
+
+__all__ = ["CheckpointedForward", "applied_to", "apply_to", "checkpointed_module", "remove_from"]
 
 Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -61,3 +64,95 @@ def _checkpointed_class(cls: Any) -> type[nn.Module]:
         "__reduce_ex__": reduce,
     }
     return type(cls.__name__, (cls,), body)
+
+
+# -- in place --------------------------------------------------------------------------------------
+
+
+class CheckpointedForward:
+    """The forward of a module, checkpointed.
+
+    It is an attribute of the module, in front of its class's method: the module stays the same
+    object of the same class. Copies and pickles of the module are checkpointed, too.
+    """
+
+    def __init__(self, forward: Callable[..., Any], run: Run) -> None:
+        self.__wrapped__ = forward
+        self.run = run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(self.__wrapped__, args, kwargs)
+
+    def __reduce__(self) -> Any:
+        return CheckpointedForward, (self.__wrapped__, self.run)
+
+    def __repr__(self) -> str:
+        return f"<checkpointed forward, {self.run!r}>"
+
+
+_OURS = (CheckpointedForward, BudgetedForward)
+
+
+def apply_to(layers: dict[str, nn.Module], run: Callable[[str], Run]) -> None:
+    """Let the forward passes of these layers, given by path, be `run(path)(forward, args, kwargs)`.
+
+    What was applied to a layer before is replaced.
+    """
+    for module in layers.values():
+        _refuse_covered(module, "applied again")
+    for path, module in layers.items():
+        budgeted = budgeted_forward_of(module)
+        forward = CheckpointedForward(_without_ours(module), run(path))
+        if budgeted is None:
+            module.__dict__["forward"] = forward
+        else:
+            budgeted.__wrapped__ = forward  # regions are inside of a pass with a budget
+
+
+def remove_from(model: nn.Module) -> None:
+    """Give all modules of a model the forward passes that they had."""
+    modules = [module for module in model.modules() if "forward" in module.__dict__]
+    for module in modules:
+        _refuse_covered(module, "removed")
+    for module in modules:
+        if isinstance(module.__dict__["forward"], _OURS):
+            restore_forward(module, _without_ours(module))
+
+
+def applied_to(model: nn.Module) -> list[str]:
+    """Return the paths of the modules whose forward passes are checkpointed."""
+    return [
+        path
+        for path, module in model.named_modules()
+        if any(isinstance(forward, CheckpointedForward) for forward in _chain(module))
+    ]
+
+
+def _without_ours(module: nn.Module) -> Any:
+    """Return the forward of a module without what we have put in front of it."""
+    forward: Any = module.forward
+    while isinstance(forward, _OURS):
+        forward = forward.__wrapped__
+    return forward
+
+
+def _chain(module: nn.Module) -> list[Any]:
+    """Return what stands in front of the forward of a module, outermost first."""
+    forward = module.__dict__.get("forward")
+    found = []
+    while forward is not None:
+        found.append(forward)
+        forward = getattr(forward, "__wrapped__", None)
+    return found
+
+
+def _refuse_covered(module: nn.Module, what: str) -> None:
+    """Raise if another tool has put something in front of a forward of ours."""
+    chain = _chain(module)
+    ours = [isinstance(forward, _OURS) for forward in chain]
+    if any(ours) and not ours[0]:
+        raise UnsupportedError(
+            f"checkpointing of {type(module).__name__} cannot be {what}: {chain[0]!r} was put in "
+            "front of it since, as hooks of Accelerate are. Undo that first "
+            "(accelerate.hooks.remove_hook_from_module), or call remat.remove before it"
+        )

@@ -18,6 +18,7 @@ from .memory.records import Op, Operand, Value, View
 from .memory.tensors import counters
 from .randomness import draw_again
 from .retention import fetch, hold, lend, writable_copy
+from .sharding import ShardedParameters, sharded_parameters
 
 __all__ = [
     "NeededOp",
@@ -108,6 +109,24 @@ def replay(
     observer: ReplayObserver | None,
     holds: Collection[Value] = (),
 ) -> list[Tensor]:
+    """Compute what is wanted, with parameters that FSDP has resharded gathered for as long."""
+    shards = sharded_parameters(needed.ops)
+    if shards is None:
+        return _replay(wanted, needed, given, observer, holds, None)
+    try:
+        return _replay(wanted, needed, given, observer, holds, shards)
+    finally:
+        shards.release()
+
+
+def _replay(
+    wanted: list[Operand],
+    needed: Needs,
+    given: Mapping[Value, Tensor],
+    observer: ReplayObserver | None,
+    holds: Collection[Value],
+    shards: ShardedParameters | None,
+) -> list[Tensor]:
     """Compute what is wanted, each op once, and free each value after its last use.
 
     Values in `holds` are held afterwards. Call it below autograd, autocast and modes. Random ops
@@ -117,7 +136,9 @@ def replay(
     began = time.perf_counter() if observer is not None else 0.0
     uses = needed.uses
     uses |= {value: uses[value] + 1 for value in holds if value in uses}  # no in-place write
-    for op, makes in needed.ops:
+    for number, (op, makes) in enumerate(needed.ops):
+        if shards is not None:
+            shards.before(number)
         try:
             _run(op, makes, values, uses, given)
         except RecomputeMismatchError:
@@ -136,6 +157,8 @@ def replay(
                 values.pop(value, None)
             else:
                 uses[value] -= 1
+        if shards is not None:
+            shards.after(number)
         if observer is not None:
             observer.replaying(values)
     if observer is not None:

@@ -297,6 +297,8 @@ def _check_parameter(value: Value, held: Held) -> None:
     """Raise if a parameter was given another storage or geometry, or was modified or freed."""
     tensor, storage = held.tensor, held.storage
     if tensor.untyped_storage() is not storage or not value.lies_like(tensor):
+        if getattr(tensor, "_is_flat_param", False):
+            raise _resharded(tensor)  # FSDP1
         raise ModifiedInputError(
             "one of the variables needed for gradient computation has been given other memory, or "
             f"another shape over it: [{tensor.dtype} {list(tensor.shape)}], by assignment to its "
@@ -311,12 +313,17 @@ def _check_parameter(value: Value, held: Held) -> None:
             "optimizer.step() after the backward pass"
         )
     if not storage.nbytes() and tensor.numel():
-        raise ModifiedInputError(
-            f"the memory of a parameter [{tensor.dtype} {list(tensor.shape)}] has been freed, as "
-            "FSDP does with the parameters of a module that has been run. A checkpointed region "
-            "needs it to recompute its activations: checkpoint each sharded module by itself "
-            "instead of several in one region or scope"
-        )
+        raise _resharded(tensor)
+
+
+def _resharded(tensor: Tensor) -> ModifiedInputError:
+    return ModifiedInputError(
+        f"the memory of a parameter [{tensor.dtype} {list(tensor.shape)}] has been freed, as "
+        "FullyShardedDataParallel does with the parameters of a module that has been run. A "
+        "checkpointed region needs it to recompute its activations: checkpoint each sharded "
+        "module by itself instead of several in one region or scope, or use fully_shard, whose "
+        "parameters are gathered when they are needed"
+    )
 
 
 def _compare_checksums(held: Held) -> None:

@@ -100,6 +100,18 @@ def refuse_transforms() -> None:
             "checkpointing does not work while make_fx traces: recomputed tensors would become "
             "constants of the graph. Trace the function without it, or use torch.compile"
         )
+    if is_capturing():
+        raise UnsupportedError(
+            "checkpointing does not work while a CUDA graph is captured: the state of random "
+            "generators cannot be read there, and what is held would be overwritten by the next "
+            "replay of the graph. Capture the function without it, or use torch.compile("
+            'mode="reduce-overhead")'
+        )
+
+
+def is_capturing() -> bool:
+    """Return whether ops go into a CUDA graph instead of being run."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def close_region(region: Region | None, what: Any) -> None:

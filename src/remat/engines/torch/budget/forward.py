@@ -12,7 +12,7 @@ from ....errors import UnsupportedError
 from ..backend import never_compiled
 from .manager import Budget, Planner, run_within
 
-__all__ = ["BudgetedForward", "budgeted_forward_of", "set_budget"]
+__all__ = ["BudgetedForward", "budgeted_forward_of", "restore_forward", "set_budget"]
 
 
 class BudgetedForward:
@@ -58,14 +58,18 @@ def set_budget(
         )
     current = module.__dict__.get("forward")
     if isinstance(current, BudgetedForward):
-        forward: Any = current.__wrapped__
-        if getattr(forward, "__self__", None) is module and hasattr(forward, "__func__"):
-            del module.__dict__["forward"]  # the method of its class is there again
-        else:
-            module.__dict__["forward"] = forward
+        restore_forward(module, current.__wrapped__)
     if memory_budget is not None:
         module.__dict__["forward"] = BudgetedForward(module.forward, Budget(memory_budget, planner))
     return module
+
+
+def restore_forward(module: nn.Module, forward: Any) -> None:
+    """Give a module the forward that it had before something was put in front of it."""
+    if getattr(forward, "__self__", None) is module and hasattr(forward, "__func__"):
+        del module.__dict__["forward"]  # the method of its class is there again
+    else:
+        module.__dict__["forward"] = forward
 
 
 def budgeted_forward_of(module: nn.Module) -> BudgetedForward | None:

@@ -18,6 +18,7 @@ from ..memory.uncounted_writes import on_optimizer_step
 from ..modes import changing_mode, why_it_counts
 from ..recording.recorder import Recorder, recorder_of_this_thread
 from ..segment import refuse_transforms
+from .agreement import agreed_seconds
 from .following import Follower, Planned
 from .passes import BudgetedPass, PassRegion
 
@@ -145,7 +146,8 @@ class Budget:
 
     def _plan(self, ended: BudgetedPass) -> None:
         tracer = ended.tracer
-        self._remember(tracer.keys, tracer.trace(), tracer.seconds)
+        seconds = agreed_seconds(tracer.keys, tracer.seconds, passes=0)
+        self._remember(tracer.keys, tracer.trace(seconds), seconds)
 
     def _remember(self, keys: Any, trace: Trace, seconds: list[float]) -> None:
         plan = self._plan_trace(trace)
@@ -178,6 +180,7 @@ class Budget:
         if planned.passes == _REFINED:
             # The first pass was cold: kernels were loaded, memory was new.
             seconds = list(map(min, planned.seconds, ended.tracer.seconds))
+            seconds = agreed_seconds(planned.keys, seconds, passes=planned.passes)
             self._remember(planned.keys, ended.tracer.trace(seconds), seconds)
             self.planned[0].passes = planned.passes
 

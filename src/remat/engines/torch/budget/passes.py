@@ -17,10 +17,11 @@ from torch import Tensor
 
 from ..backend import current_graph_task, queue_callback
 from ..memory.records import Op, Operand, Origin, Value
-from ..memory.tensors import alias
+from ..memory.tensors import alias, is_plain
 from ..region import Region, SavedTensor
 from ..replay import NeededOp, flat
 from ..retention import hold
+from .agreement import is_shared
 from .eviction import Evictor
 from .following import Follower
 from .meter import StorageMeter
@@ -94,6 +95,7 @@ class BudgetedPass:
         self.recompute_seconds = 0.0
         self.recomputed_ops = 0
         self.began = time.perf_counter()
+        self._is_shared = is_shared()  # all ranks are to evict the same
         self._evictor = Evictor(self.meter)
         self._node = 0  # of what is being saved
         self._stages: dict[int, Region] = {}
@@ -108,6 +110,8 @@ class BudgetedPass:
     def ran(self, op: Op, made: list[tuple[Value, Tensor]], seconds: float) -> None:
         number = len(self.tracer)
         self.tracer.ran(op, made, seconds)
+        if self._is_shared:
+            seconds = _nominal_seconds(made)
         self._evictor.ran(op.number, seconds)
         for _, tensor in made:
             self.meter.add(tensor)
@@ -256,3 +260,12 @@ class BudgetedPass:
 def _is_to_decide(value: Value) -> bool:
     """Return whether it is for a policy to say if a value is held."""
     return value.op is not None and value.held is None and not value.must_recompute
+
+
+def _nominal_seconds(made: list[tuple[Value, Tensor]]) -> float:
+    """Return a time for an op that does not differ from run to run: that of writing what it made.
+
+    A pass that nobody has planned drops what is cheap by the seconds. If ranks dropped different
+    values, parameters that FSDP gathers for a replay would not be the same on all of them.
+    """
+    return sum(tensor.nbytes for _, tensor in made if is_plain(tensor)) * 1e-10 + 1e-6

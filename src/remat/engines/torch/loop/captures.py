@@ -12,7 +12,6 @@ losses) leads to them, and a gradient that arrives that way would be lost.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,7 +27,12 @@ from torch.overrides import (
 )
 
 from ....errors import UnsupportedError
-from ..backend import AccumulateGrad, without_function_modes
+from ..backend import (
+    AccumulateGrad,
+    count_function_modes,
+    function_mode_stack,
+    without_function_modes,
+)
 from .reach import Reach
 
 __all__ = ["Captures", "Guard", "replace_for_outer_loops"]
@@ -70,7 +74,7 @@ class Captures:
     def __init__(self, reach: Reach) -> None:
         self._table = _Table()
         self._mode = DetachedProxies(self._table, reach.graphs) if reach.has_graphs else None
-        self._outer = tuple(_thread.active)  # of loops around this one
+        self._outer = _active_proxies()  # of loops around this one
         self._marks: list[tuple[int, int]] = []  # versions and addresses
         self._recorded: set[int] = set()  # numbers of those that recordings use
         self._own_used: set[int] = set()  # ids of own leaves that the last new step has used
@@ -106,8 +110,9 @@ class Captures:
         """Run steps with proxies in the place of captured non-leaf tensors."""
         with ExitStack() as stack:
             # (Autograd runs the backward of an outer loop's step without its mode.)
+            active = _active_proxies()
             for mode in self._outer:
-                if mode not in _thread.active:
+                if mode not in active:
                     stack.enter_context(mode)
             if self._mode is not None:
                 stack.enter_context(self._mode)
@@ -290,27 +295,21 @@ class DetachedProxies(TorchFunctionMode):
         self._leaves: dict[int, tuple[Tensor, Tensor]] = {}  # by id: the tensor, its proxy
         self.start = 0
 
-    def __enter__(self) -> Any:
-        _thread.active.append(self)
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        _thread.active.remove(self)
-        super().__exit__(*error)
-
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        with without_function_modes():  # those of outer loops would show their proxies
-            given = [self._instead(arg) for arg in args]
-            named = {name: self._instead(arg) for name, arg in (kwargs or {}).items()}
+        if count_function_modes():  # those of outer loops would show their proxies
+            with without_function_modes():
+                given, named = self._replaced(args, kwargs)
+        else:
+            given, named = self._replaced(args, kwargs)
         if func is Tensor.register_hook and given[0] is not args[0]:
             raise _registers_hooks(given[0])
-        _thread.active.remove(self)
-        try:
-            return func(*given, **named)
-        finally:
-            _thread.active.append(self)
+        return func(*given, **named)
+
+    def _replaced(self, args: tuple[Any, ...], kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+        named = {name: self._instead(arg) for name, arg in kwargs.items()} if kwargs else {}
+        return [self._instead(arg) for arg in args], named
 
     def _instead(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -332,17 +331,16 @@ class DetachedProxies(TorchFunctionMode):
         return value
 
 
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.active: list[DetachedProxies] = []  # from the outermost loop to the innermost
-
-
-_thread = _Thread()
+def _active_proxies() -> list[DetachedProxies]:
+    """Return the modes of loops whose steps run now, from the outermost to the innermost."""
+    if not count_function_modes():
+        return []
+    return [mode for mode in function_mode_stack() if isinstance(mode, DetachedProxies)]
 
 
 def replace_for_outer_loops(values: list[Any]) -> list[Any]:
     """Return inputs of a loop with the proxies that steps of outer loops use."""
-    return [_as_argument(value) for value in values] if _thread.active else values
+    return [_as_argument(value) for value in values] if _active_proxies() else values
 
 
 def _as_argument(value: Any) -> Any:

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 import remat
 from remat import DiskStore
 
-from .loop_oracles import SCHEDULES, Plain, Remat, outcome
-from .oracles import bits
+from ..oracles import bits
+from .oracles import SCHEDULES, Plain, Remat, outcome
 
 REFUSALS = ("inplace operation", "in-place operation", "is being modified inplace", "leaf Variable")
 

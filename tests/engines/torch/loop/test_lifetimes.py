@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import remat
 
-from .loop_oracles import SCHEDULES, Remat
+from .oracles import SCHEDULES, Remat
 
 ALL = pytest.mark.parametrize("schedule", SCHEDULES)
 # (The first mode of all has torch import its compiler, which keeps frames until gc comes.)

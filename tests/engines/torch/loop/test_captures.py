@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 import remat
 
-from .loop_oracles import SCHEDULES, Plain, Remat, same
-from .test_loop import Twice
+from .oracles import SCHEDULES, Plain, Remat, same
+from .test_run import Twice
 
 ALL = pytest.mark.parametrize("schedule", SCHEDULES)
 

@@ -17,8 +17,8 @@ from remat import DiskStore, ReducedPrecisionStore, StoreError
 from remat.schedules import Staged
 from remat.stores import files
 
-from .loop_oracles import Plain, Remat, same, watch_schedules
-from .test_loop import rnn, rnn_inputs
+from .oracles import Plain, Remat, same, watch_schedules
+from .test_run import rnn, rnn_inputs
 
 FIXED = pytest.mark.parametrize("schedule", ["revolve", "uniform"])
 STORING = pytest.mark.parametrize("schedule", ["auto", "revolve", "uniform"])

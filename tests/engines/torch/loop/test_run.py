@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import remat
 from remat.schedules import Revolve, StoreAll, Uniform
 
-from .loop_oracles import SCHEDULES, Plain, Remat, same, watch_schedules
+from .oracles import SCHEDULES, Plain, Remat, same, watch_schedules
 
 ALL = pytest.mark.parametrize("schedule", SCHEDULES)
 

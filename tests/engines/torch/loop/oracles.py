@@ -13,7 +13,7 @@ import remat
 from remat import trees
 from remat.loops import LoopOptions
 
-from .oracles import assert_same_bits, backward, tensors_in
+from ..oracles import assert_same_bits, backward, tensors_in
 
 SCHEDULES = ["auto", "revolve", "uniform", "all"]
 

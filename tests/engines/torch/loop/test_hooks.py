@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import remat
 
-from .loop_oracles import SCHEDULES, Plain, Remat
+from .oracles import SCHEDULES, Plain, Remat
 
 ALL = pytest.mark.parametrize("schedule", SCHEDULES)
 START = [1.0, -0.4, 0.7]

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import remat
 
-from .loop_oracles import SCHEDULES, Plain, Remat, same
+from .oracles import SCHEDULES, Plain, Remat, same
 
 ALL = pytest.mark.parametrize("schedule", SCHEDULES)
 

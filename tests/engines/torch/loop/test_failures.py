@@ -8,7 +8,7 @@ from torch import nn
 
 import remat
 
-from .loop_oracles import SCHEDULES, Plain, Remat
+from .oracles import SCHEDULES, Plain, Remat
 
 ALL = pytest.mark.parametrize("schedule", SCHEDULES)
 

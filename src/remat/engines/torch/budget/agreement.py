@@ -1,0 +1,37 @@
+"""Ranks that train together follow the same plan.
+
+A plan depends on the program, the budget and the seconds that ops take. Only the seconds differ
+from rank to rank, so ranks that run the same program take those of the rank that asks first. They
+come through the key-value store of the process group and not by a collective: ranks with other
+shapes may plan at another time, and nobody waits for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ..backend import process_group_store
+
+__all__ = ["agreed_seconds", "is_shared"]
+
+
+def is_shared() -> bool:
+    """Return whether this process trains together with others."""
+    return process_group_store() is not None
+
+
+def agreed_seconds(keys: Sequence[Any], seconds: list[float], *, passes: int) -> list[float]:
+    """Return the seconds of the ops of a program that all ranks plan with."""
+    store = process_group_store()
+    if store is None:
+        return seconds
+    program = repr([(str(func), [list(s) for s in shapes], made) for func, shapes, made in keys])
+    name = f"remat/{hashlib.sha256(program.encode()).hexdigest()}/{passes}"
+    if store.add(f"{name}/claimed", 1) == 1:
+        store.set(name, json.dumps(seconds))
+        return seconds
+    agreed: list[float] = json.loads(store.get(name))
+    return agreed

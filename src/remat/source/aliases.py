@@ -1,0 +1,78 @@
+"""Which names may stand for a part of another object: a row of an array, an entry of a list.
+
+Changing what such a name stands for changes the other object, too, though nothing shows it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from .names import bound_names, walk_scope
+
+__all__ = ["alias_names"]
+
+# Functions and methods whose result looks at the memory of what they are called on.
+_VIEWS = frozenset(
+    {
+        *("as_strided", "asarray", "atleast_1d", "atleast_2d", "broadcast_to", "chunk", "detach"),
+        *("diagonal", "expand", "expand_as", "flatten", "from_numpy", "get", "moveaxis", "movedim"),
+        *("narrow", "numpy", "permute", "ravel", "reshape", "select", "split", "squeeze"),
+        *("swapaxes", "t", "transpose", "unbind", "unsqueeze", "values", "view", "view_as"),
+    }
+)
+
+
+def alias_names(
+    body: Iterable[ast.AST], target: ast.expr | None, items: ast.expr | None
+) -> set[str]:
+    """Return the names that a loop binds to what may be part of another object."""
+    found = set() if target is None or _is_range(items) else bound_names(target)
+    for node in walk_scope(body):
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                for each in targets:
+                    found |= set(_aliases(each, value))
+            case ast.AnnAssign(target=each, value=value) if value is not None:
+                found |= set(_aliases(each, value))
+            case ast.NamedExpr(target=each, value=value):
+                found |= set(_aliases(each, value))
+            case ast.For(target=each, iter=iterable) if not _is_range(iterable):
+                found |= bound_names(each)
+            case ast.withitem(optional_vars=each) if each is not None:
+                found |= bound_names(each)
+            case ast.match_case(pattern=pattern):
+                found |= bound_names(pattern)
+    return found
+
+
+def _aliases(target: ast.expr, value: ast.expr) -> Iterator[str]:
+    both = isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List)
+    if both and len(target.elts) == len(value.elts):  # type: ignore[attr-defined]
+        pairs = zip(target.elts, value.elts, strict=True)  # type: ignore[attr-defined]
+        for one, other in pairs:
+            yield from _aliases(one, other)
+    elif _may_alias(value):
+        yield from bound_names(target)
+
+
+def _may_alias(value: ast.expr) -> bool:
+    match value:
+        case ast.Name() | ast.Attribute() | ast.Subscript() | ast.Starred():
+            return True
+        case ast.IfExp(body=body, orelse=orelse):
+            return _may_alias(body) or _may_alias(orelse)
+        case ast.BoolOp(values=parts) | ast.Tuple(elts=parts) | ast.List(elts=parts):
+            return any(map(_may_alias, parts))
+        case ast.NamedExpr(value=inner):
+            return _may_alias(inner)
+        case ast.Call(func=ast.Attribute(value=owner, attr=name), args=arguments):
+            return name in _VIEWS and any(map(_may_alias, [owner, *arguments[:1]]))
+    return False
+
+
+def _is_range(iterable: ast.expr | None) -> bool:
+    match iterable:
+        case ast.Call(func=ast.Name(id="range")):
+            return True
+    return False

@@ -1,0 +1,103 @@
+"""Integrations whose package is missing or too old; nothing of them at `import remat`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import remat
+from remat.integrations import MissingPackageError, require
+
+NAMES = ["transformers", "diffusers", "peft", "accelerate", "lightning", "timm"]
+# As if nothing of them was installed, whatever is.
+WITHOUT = """\
+import sys
+for name in {names!r} + ["pytorch_lightning"]:
+    sys.modules[name] = None
+try:
+    import remat.integrations.{name}
+except ImportError as error:
+    print(type(error).__name__, isinstance(error, __import__("remat").RematError), error)
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_package_is_named(name) -> None:
+    code = WITHOUT.format(names=NAMES, name=name)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("MissingPackageError True"), done.stderr
+    assert 'pip install "' in done.stdout
+    # (what PEFT is used with is asked for first)
+    wanted = "transformers" if name == "peft" else name
+    assert f"remat.integrations.{wanted} needs {wanted}" in done.stdout
+
+
+def test_a_package_that_is_too_old() -> None:
+    with pytest.raises(
+        MissingPackageError, match=r'needs rich 999.0 or newer, found 1.*"rich>=999'
+    ):
+        require("rich", "999.0")
+    assert require("rich", "13.0").__name__ == "rich"
+
+
+def test_the_error_is_one_of_import_and_of_remat() -> None:
+    assert issubclass(MissingPackageError, ImportError)
+    assert issubclass(MissingPackageError, remat.UnsupportedError)
+
+
+def test_import_remat_loads_no_integration() -> None:
+    code = (
+        "import sys, remat; sys.exit(any(n.startswith('remat.integrations') for n in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# timm needs torchvision to be imported; this has its interface and nothing else.
+MODEL_OF_TIMM = """\
+import torch
+from torch import nn
+
+class Block(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 4), nn.GELU())
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), Block())
+        self.grad_checkpointing = True
+    def set_grad_checkpointing(self, enable=True):
+        self.grad_checkpointing = enable
+    def forward(self, x):
+        return self.blocks(x)
+"""
+PROGRAM_WITH_TIMM = """\
+import torch, timm, remat
+from remat.integrations.timm import disable, enable
+model = timm.Model()
+assert enable(model, every=2) is model
+assert (remat.applied(model), model.grad_checkpointing) == (["blocks.0"], False)
+model(torch.ones(2, 4)).sum().backward()
+assert remat.applied(disable(model)) == []
+try:
+    enable(torch.nn.Linear(2, 2))
+except remat.UnsupportedError as error:
+    print(error)
+"""
+
+
+def test_timm(tmp_path, monkeypatch) -> None:
+    for folder in ("timm", "timm-1.0.0.dist-info"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "timm/__init__.py").write_text(MODEL_OF_TIMM)
+    metadata = "Metadata-Version: 2.1\nName: timm\nVersion: 1.0.0\n"
+    (tmp_path / "timm-1.0.0.dist-info/METADATA").write_text(metadata)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM_WITH_TIMM], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.startswith("Linear is no model of timm"), done.stderr
