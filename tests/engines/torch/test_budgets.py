@@ -43,7 +43,7 @@ def test_gradients_are_those_of_the_plain_model(network, budget) -> None:
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("budget", [0.8, 0.9])
+@pytest.mark.parametrize("budget", [0.85, 0.95])
 def test_the_same_inside_of_a_manager(network, budget) -> None:
     plain = NETWORKS[network]()
     model = copy.deepcopy(plain)

@@ -202,6 +202,7 @@ class Tracer:
     def trace(self, seconds: list[float] | None = None) -> Trace:
         """Return the trace, with seconds of several passes if given; equal ops get equal ones."""
         smoothed = _smoothed([op.key for op in self._ops], seconds or self._seconds)
+        workspace = self._bytes_of_gradient_views()
         ops = tuple(
             TracedOp(
                 name=str(op.func),
@@ -211,7 +212,7 @@ class Tracer:
                 place=describe(op.place, with_module=False),
                 module=op.module,
                 saves=tuple(self._saves[number]),
-                workspace_bytes=self._workspace.get(number, 0),
+                workspace_bytes=self._workspace.get(number, 0) + workspace.get(number, 0),
             )
             for number, op in enumerate(self._ops)
         )
@@ -227,6 +228,33 @@ class Tracer:
     def keys(self) -> list[Key]:
         """What every op is known by: the op, the shapes that it read, the bytes that it made."""
         return [op.key for op in self._ops]
+
+    def _bytes_of_gradient_views(self) -> dict[int, int]:
+        """Return the bytes that gradients hold beyond their own in the backward of each op.
+
+        The gradients of what `cat` reads are views of the gradient of its result: its storage lives
+        until the last of them is used.
+        """
+        extra: dict[int, int] = {}
+        for number, op in enumerate(self._ops):
+            if str(op.func) != "aten.cat.default":
+                continue
+            ends = {r: self._gradient_used(r, number) for r in op.reads if self._has_gradient(r)}
+            for read, end in ends.items():
+                for between in range(min(ends.values()) + 1, end):
+                    extra[between] = extra.get(between, 0) + self._values[read].nbytes
+        return extra
+
+    def _has_gradient(self, number: int) -> bool:
+        value = self._values[number]
+        return value.requires_grad and value.made_by is not None
+
+    def _gradient_used(self, value: int, reader: int) -> int:
+        """Return the op whose backward is the first to use the gradient that a reader gives."""
+        made_by = self._values[value].made_by
+        assert made_by is not None
+        others = (n for n in range(made_by + 1, reader) if value in self._ops[n].reads)
+        return max(others, default=made_by)
 
     def _finished(self) -> Iterable[TracedValue]:
         for number, value in enumerate(self._values):
