@@ -39,7 +39,7 @@ def sharded(way: str, **options) -> Network:
     return network
 
 
-def train(network: nn.Module, rank: int, *, batches: int = 1) -> list[torch.Tensor]:
+def train(network: nn.Module, rank: int, *, batches: int = 1, rows: int = 6) -> list[torch.Tensor]:
     """Train; return losses, gradients and weights of this rank."""
     torch.manual_seed(1 + rank)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
@@ -48,7 +48,7 @@ def train(network: nn.Module, rank: int, *, batches: int = 1) -> list[torch.Tens
         for batch in range(batches):
             if isinstance(network, FSDPModule):
                 network.set_requires_gradient_sync(batch == batches - 1)
-            loss = network(torch.randn(6, 8)).float().square().mean()
+            loss = network(torch.randn(rows, 8)).float().square().mean()
             loss.backward()
             found.append(loss.detach())
         found += [local(p.grad).clone() for p in network.parameters()]
@@ -166,6 +166,19 @@ def evaluation(rank, world) -> None:
     expect_equal([a], [b])
 
 
+def keeps_to_a_budget(rank, world, **options) -> None:
+    """A budget around the whole model: what is gathered for a replay is the same on all ranks."""
+    expected = train(sharded("plain", **options), rank, rows=128)
+    network = Network()
+    del network.unused
+    remat.auto_checkpoint(network, memory_budget=0.8)
+    for block in network.blocks:
+        fully_shard(block, **options)
+    fully_shard(network, **options)
+    expect_equal(train(network, rank, rows=128), expected)
+    assert network.forward.budget.last.recomputed_ops > 0
+
+
 def state_dicts(rank, world) -> None:
     assert list(sharded("apply").state_dict()) == list(sharded("plain").state_dict())
 
@@ -229,6 +242,8 @@ CASES = {
 CASES |= {
     "two batches before gradients are reduced": partial(trains_alike, way="scope", batches=2),
     "smaller groups": smaller_groups,
+    "a budget": keeps_to_a_budget,
+    "a budget, bfloat16": partial(keeps_to_a_budget, mp_policy=BFLOAT16),
     "gathers once and releases": gathers_once_and_releases,
     "releases after an error": releases_after_an_error,
     "a parameter that others freed": a_parameter_that_others_freed,
