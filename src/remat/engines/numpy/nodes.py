@@ -13,7 +13,7 @@ from autograd.tracer import isbox, notrace_primitives
 from ...errors import UnsupportedError
 from .follow import plain
 from .recording.records import Value
-from .recording.region import threads
+from .recording.region import free, threads
 
 __all__ = ["LoggedNode", "Node", "OpLog", "cast", "memory_of", "shape_and_dtype"]
 
@@ -51,7 +51,7 @@ class Node(VJPNode):  # type: ignore[misc]
         """Let go of all arrays: the backward pass has gone through this node, and is the last."""
         self.vjp = None  # type: ignore[misc]  # (a slot of autograd's)
         if self.value is not None:
-            self.value.held = self.value.fresh = None
+            free(self.value)
 
     def initialize_root(self, value: Any) -> None:
         super().initialize_root()

@@ -14,7 +14,7 @@ from ...observers import warn_once
 from ...plans.policy import Policy, as_policy
 from .nodes import Node
 from .recording.records import Value
-from .recording.region import Region, drop, hold, threads
+from .recording.region import Region, close_region, drop, hold, threads
 from .tape import is_tracing
 
 __all__ = [
@@ -65,7 +65,7 @@ class Scope:
                 f"scope {self.name!r} was left before a scope that was entered later; leave them "
                 "in the reverse order, as nested `with` statements do"
             )
-        threads.region = region.parent
+        close_region(region)
         if not region.ops and not quiet and not is_inside_a_region():
             warn_once(
                 ("numpy", "empty scope", self.name),

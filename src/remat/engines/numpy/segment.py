@@ -16,12 +16,14 @@ from ... import trees
 from ...errors import RecomputeMismatchError, UnsupportedError
 from ...loops import Account, is_inside_a_region
 from ...observers import warn_once
+from ...plans.policy import as_policy
 from ...segments import SegmentOptions
 from .boxes import OpLog, TracedArray, as_view
 from .captures import capture
 from .fingerprints import fingerprint
 from .nodes import memory_of
 from .randomness import GENERATORS, Randomness
+from .recording.region import Region, close_region, threads
 from .steps import proves_nothing, read_only
 from .tape import (
     Recording,
@@ -54,7 +56,24 @@ def run_segment(
         if not is_inside_a_region():
             _warn_of_no_effect(segment.shown_name)
         return function(*args, **kwargs)
+    if options.policy is not None:
+        return _run_as_region(function, args, kwargs, options)
     return segment.run()
+
+
+def _run_as_region(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: SegmentOptions,
+) -> Any:
+    """Run it once, and its ops again in backward: a policy decides about results of ops."""
+    region = Region(options.name or name_of(function), as_policy(options.policy))
+    threads.region = region
+    try:
+        return function(*args, **kwargs)
+    finally:
+        close_region(region)
 
 
 def _warn_of_no_effect(name: str) -> None:

@@ -22,12 +22,13 @@ import numpy as np
 
 from ....plans.policy import Candidate, Decision, Policy, SaveEverything, SaveNothing
 from ..fingerprints import fingerprint
+from .accounting import RegionAccounting, accounting_of
 from .constants import Constants, UnknownOperandError
 from .records import Op, Value
 from .replay import Needs, find_needs, replay
 from .rules import Rule, make_rule
 
-__all__ = ["Region", "backward_pass", "drop", "hold", "threads"]
+__all__ = ["Region", "backward_pass", "close_region", "drop", "free", "hold", "threads"]
 
 _PURE = {"numpy", "autograd", "remat", "scipy"}  # packages whose primitives give the same again
 
@@ -49,7 +50,7 @@ def backward_pass() -> Iterator[None]:
         yield
     finally:
         for value in threads.fresh:
-            value.fresh, value.provider, value.waiting = None, None, 0
+            _drop_fresh(value)
         threads.fresh = before
 
 
@@ -57,14 +58,36 @@ def hold(value: Value, array: Any) -> None:
     """Hold a value from now on."""
     if value.held is None:
         value.held = array
-        if value.region is not None:
-            value.region.kept.append(weakref.ref(value))
+        region = value.region
+        if region is not None:
+            region.kept.append(weakref.ref(value))
+            if region.accounting is not None:
+                region.accounting.holds(array, forward=True)
 
 
 def drop(value: Value) -> None:
     """Do not hold a value that can be computed again."""
     if value.op is not None:
-        value.held = None
+        _drop_held(value)
+
+
+def free(value: Value) -> None:
+    """Let go of a value: backward has gone past the op that made it."""
+    _drop_held(value)
+    _drop_fresh(value)
+
+
+def _drop_held(value: Value) -> None:
+    held, value.held = value.held, None
+    if held is not None and value.region is not None and value.region.accounting is not None:
+        value.region.accounting.frees(held)
+
+
+def _drop_fresh(value: Value) -> None:
+    fresh, provider = value.fresh, value.provider
+    value.fresh, value.provider, value.waiting = None, None, 0
+    if fresh is not None and provider is not None and provider.accounting is not None:
+        provider.accounting.frees(fresh)
 
 
 class Region:
@@ -76,12 +99,12 @@ class Region:
         self.policy = None if isinstance(policy, SaveNothing) else policy
         self.pending = 0  # rules that are alive, and regions inside that have some
         self.kept: list[weakref.ref[Value]] = []
-        self.recompute_count = 0
         self.ops = 0
         self._rules: list[weakref.ref[Rule]] = []
         self._children: list[weakref.ref[Region]] = []
         self._inputs: dict[Value, None] = {}  # that the region around computes
         self._constants = Constants()
+        self.accounting: RegionAccounting | None = accounting_of(name)
         if self.parent is not None:
             self.parent._children.append(weakref.ref(self))
 
@@ -138,6 +161,8 @@ class Region:
         if value is None:  # made outside of all regions
             value = node.value = Value(None, None, array)
             value.held = array
+            if self.accounting is not None and node.parents:
+                self.accounting.holds(array, forward=True)
         elif value.region is not self:
             self._take_input(value, array)
         return value
@@ -166,14 +191,17 @@ class Region:
     # -- retention ---------------------------------------------------------------------------------
 
     def _decide(self, node: Any, value: Value, array: Any, args: Any) -> None:
-        if self.policy is None:
-            return
         self.ask(value, array, is_saved=False)
-        if not isinstance(node.vjp, Rule):
+        if not isinstance(node.vjp, Rule) or (self.policy is None and self.accounting is None):
             return
         known = dict(zip(node.parents, (args[i] for i in node.argnums), strict=True))
         arrays = {parent.value: known[parent] for parent in node.parents} | {value: array}
         for needed in node.vjp.needs:
+            is_root = needed.region is None and not any(
+                parent.parents for parent in node.parents if parent.value is needed
+            )
+            if self.accounting is not None and not is_root:  # the caller's own are not counted
+                self.accounting.needs(arrays[needed])
             self.ask(needed, arrays[needed], is_saved=True)
 
     def ask(self, value: Value, array: Any, *, is_saved: bool) -> None:
@@ -228,6 +256,8 @@ class Region:
         for value in wanted.keys() & arrays.keys():
             value.fresh, value.provider, value.waiting = arrays[value], self, wanted[value]
             threads.fresh.append(value)
+            if self.accounting is not None:
+                self.accounting.holds(arrays[value], forward=False)
         self._recomputed(len(needs.made), time.perf_counter() - started)
 
     def _find(self, wanted: Iterable[Value]) -> Needs:
@@ -250,7 +280,8 @@ class Region:
             outer._compute(None)
 
     def _recomputed(self, ops: int, seconds: float) -> None:
-        self.recompute_count += 1
+        if self.accounting is not None:
+            self.accounting.recomputed(ops, seconds)
 
     def used(self, rule: Rule) -> None:
         """A rule has used what it needs."""
@@ -295,11 +326,18 @@ class Region:
                 drop(value)
 
 
+def close_region(region: Region) -> None:
+    """End a region, and what was left open inside of it."""
+    threads.region = region.parent
+    if region.accounting is not None:
+        region.accounting.closes()
+
+
 def _release(value: Value) -> None:
     if value.waiting:
         value.waiting -= 1
         if not value.waiting:
-            value.fresh = value.provider = None
+            _drop_fresh(value)
 
 
 def _note(operands: dict[int, Any], array: Any, value: Value) -> None:
