@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -204,7 +203,7 @@ def mark_checkpoint(tensor: Any) -> Any:
     >>> len(scope.nodes[0].saved_activations)
     1
     """
-    return engine_with_scopes().mark(tensor)
+    return engine_with_scopes(tensor).mark(tensor)
 
 
 def name(tensor: Any, name: str) -> Any:
@@ -221,9 +220,7 @@ def name(tensor: Any, name: str) -> Any:
     """
     if not isinstance(name, str) or not name:
         raise TypeError(f"name is text, got {name!r}")
-    if "torch" not in sys.modules:
-        return tensor
-    return engine_with_scopes().name_tensor(tensor, name)
+    return engine_with_scopes(tensor).name_tensor(tensor, name)
 
 
 def is_checkpoint(tensor: Any) -> bool:
@@ -233,4 +230,4 @@ def is_checkpoint(tensor: Any) -> bool:
     >>> is_checkpoint(torch.ones(3)), is_checkpoint(mark_checkpoint(torch.ones(3)))
     (False, True)
     """
-    return engine_with_scopes().is_marked(tensor)
+    return engine_with_scopes(tensor).is_marked(tensor)

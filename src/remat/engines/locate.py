@@ -142,14 +142,23 @@ def engine_of_call(
     return engine_for(trees.flatten((args, kwargs))[0], function)
 
 
-def engine_with_scopes() -> ScopeEngine:
-    """Return the engine that watches ops as they run: that of PyTorch, if the program uses it."""
-    if "torch" not in sys.modules:
-        raise UnsupportedError(
-            "scopes and marks work on tensors of PyTorch, and torch is not imported; for NumPy "
-            "wrap the computation in a function and use remat.checkpoint(fn, *inputs)"
-        )
+def engine_with_scopes(value: Any = None) -> ScopeEngine:
+    """Return the engine that watches ops as they run.
+
+    If `value` is an array, it tells. Otherwise NumPy's, while a NumPy function is being
+    differentiated in this thread; else that of PyTorch, if the program uses it; else NumPy's.
+    """
+    tensor = _array_type("torch")
+    if tensor is None or (not isinstance(value, tensor) and _is_of_numpy(value)):
+        return cast(ScopeEngine, _load("numpy"))
     return cast(ScopeEngine, _load("torch"))
+
+
+def _is_of_numpy(value: Any) -> bool:
+    if value is not None and _is_array(value):
+        return True
+    engine = sys.modules.get("remat.engines.numpy")  # if it is not loaded, it traces nothing
+    return engine is not None and bool(engine.is_tracing())
 
 
 def track_allocations(observer: Observer) -> Callable[[], None]:

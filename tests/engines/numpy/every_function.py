@@ -634,3 +634,49 @@ def _copied(tree: Any) -> Any:
         tree,
         (leaf.copy(order="K") if isinstance(leaf, np.ndarray) else leaf for leaf in _leaves(tree)),
     )
+
+
+@functools.cache
+def scope_complaints(name: str) -> tuple[str, ...]:
+    """Return where a gradient through a scope has other bits than one without, over all patterns.
+
+    The arguments are made inside of the scope, so that they are dropped, too.
+    """
+    function = functions()[name]
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        return tuple(words for pattern in PATTERNS for words in _judge_scope(function, pattern))
+
+
+def _judge_scope(function: Callable[..., Any], pattern: Pattern) -> Iterator[str]:
+    skeleton = (pattern.args, pattern.kwargs)
+    leaves = _leaves(skeleton)
+    floats = [i for i, leaf in enumerate(leaves) if _is_float(leaf)]
+    if not floats or not _is_accepted(function, pattern):
+        return
+    given = [leaves[place] for place in floats]
+
+    def differentiate(enabled: bool) -> Any:
+        def run(*values: Any) -> Any:
+            filled = [_copied(leaf) for leaf in leaves]
+            with remat.CheckpointScope("call", enabled=enabled):
+                for place, value in zip(floats, values, strict=True):
+                    filled[place] = value * 1.0
+                args, kwargs = _filled(skeleton, iter(filled))
+                result = function(*args, **kwargs)
+                return _projection([*_leaves(result), *filled])
+
+        return remat.value_and_grad(run, wrt=tuple(range(len(given))))(*_copied(given))
+
+    try:
+        plain = differentiate(False)
+    except Exception:
+        return  # refused, with a scope or without
+    try:
+        found = differentiate(True)
+    except Exception as error:
+        yield f"{pattern.name}: raised {type(error).__name__}: {error}"
+        return
+    pairs = zip([found[0], *found[1]], [plain[0], *plain[1]], strict=True)
+    if any(np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in pairs):
+        yield f"{pattern.name}: other bits"

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+import remat
+
 NAMES = ("x", "a", "b", "c", "d", "e")
 _HEAD = """def program(x):
     a = np.sin(x) * 1.0
@@ -95,9 +97,35 @@ def draw(seed: int, statements: tuple[str, ...]) -> str:
 
 
 def compiled(source: str) -> Callable[[Any], Any]:
-    scope: dict[str, Any] = {"np": np}
+    scope: dict[str, Any] = {"np": np, "remat": remat}
     exec(source, scope)
     return scope["program"]
+
+
+def with_scopes(seed: int, source: str) -> str:
+    """Return a program with scopes, some nested, around some of its statements, and with marks."""
+    rng = random.Random(seed)
+    head, *body = source.splitlines()
+    opened: list[str] = []  # the options of the scopes that are open
+    lines = [head]
+    for line in body[:-1]:
+        while opened and rng.random() < 0.3:
+            opened.pop()
+        if len(opened) < 3 and rng.random() < 0.3:
+            options = rng.choice(_SCOPE_OPTIONS)
+            lines.append("    " * (len(opened) + 1) + f"with remat.CheckpointScope('s'{options}):")
+            opened.append(options)
+        lines.append("    " * len(opened) + line)
+        name = line.strip().partition(" = ")[0]
+        if name in NAMES and rng.random() < 0.2:
+            in_scope = any("enabled" not in options for options in opened)
+            marked = rng.choice(_MARKS if in_scope else _MARKS[:1]).format(n=name)
+            lines.append("    " * (len(opened) + 1) + f"if hasattr({name}, '_node'): {marked}")
+    return "\n".join([*lines, body[-1], ""])
+
+
+_SCOPE_OPTIONS = ("", "", ", use_recomputation=False", ", enabled=False")
+_MARKS = ("{n} = remat.mark_checkpoint({n})", "{n} = remat.checkpoint({n})")
 
 
 def _source(lines: list[str]) -> str:

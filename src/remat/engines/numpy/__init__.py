@@ -4,12 +4,20 @@ from . import rules  # noqa: F401  (importing it is what registers them)
 from .arrays import NumpyArrays
 from .gradient import value_and_grad
 from .loop import run_loop, run_while
-from .segment import checkpoint_tensor, run_segment
+from .scope import checkpoint_tensor, close_scope, is_marked, mark, name_tensor, open_scope
+from .segment import run_segment
+from .tape import is_tracing
 from .verifying import verify
 
 __all__ = [
     "ARRAYS",
     "checkpoint_tensor",
+    "close_scope",
+    "is_marked",
+    "is_tracing",
+    "mark",
+    "name_tensor",
+    "open_scope",
     "run_loop",
     "run_segment",
     "run_while",

@@ -53,7 +53,7 @@ def value_and_grad(
             stacklevel=4,
         )
     seeds = _seeds(recording.results, structures[0], init_grad)
-    gathered = recording.go_back(seeds, [None] * len(inputs))
+    gathered = recording.go_back(seeds, [None] * len(inputs), once=True)
     gradients = iter(
         None if not want else zeros_like(leaf) if total is None else _own(*total)
         for leaf, want, total in zip(inputs, wanted, gathered, strict=True)

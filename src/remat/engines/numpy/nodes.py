@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from autograd.builtins import container_take
 from autograd.core import VJPNode, VSpace, primitive_vjps, sparse_add
-from autograd.tracer import notrace_primitives
+from autograd.tracer import isbox, notrace_primitives
 
 from ...errors import UnsupportedError
 from .follow import plain
+from .recording.records import Value
+from .recording.region import free, threads
 
 __all__ = ["LoggedNode", "Node", "OpLog", "cast", "memory_of", "shape_and_dtype"]
 
@@ -21,7 +23,8 @@ class Node(VJPNode):  # type: ignore[misc]
 
     # is_view: of the memory of an operand; for a list, one for each part.
     # is_sum: of gradients, in a trace around a backward pass.
-    __slots__ = ("dtype", "is_sum", "is_view", "name", "shape")
+    # value: what the recording of a region knows it as; None outside of regions.
+    __slots__ = ("argnums", "dtype", "is_marked", "is_sum", "is_view", "name", "shape", "value")
 
     def __init__(
         self, value: Any, fun: Any, args: Any, kwargs: Any, argnums: Any, parents: Any
@@ -37,10 +40,24 @@ class Node(VJPNode):  # type: ignore[misc]
         self.is_sum = fun in _SUMS_OF_GRADIENTS
         self.name = getattr(fun, "__name__", str(fun))
         self.shape, self.dtype = shape_and_dtype(value)
+        self.is_marked = False
+        self.argnums: Any = argnums
+        self.value: Value | None = None
+        region = threads.region
+        if region is not None and not any(map(isbox, args)):
+            region.record(self, value, fun, args, kwargs)
+
+    def free(self) -> None:
+        """Let go of all arrays: the backward pass has gone through this node, and is the last."""
+        self.vjp = None  # type: ignore[misc]  # (a slot of autograd's)
+        if self.value is not None:
+            free(self.value)
 
     def initialize_root(self, value: Any) -> None:
         super().initialize_root()
-        self.is_view = self.is_sum = False
+        self.is_view = self.is_sum = self.is_marked = False
+        self.argnums = ()
+        self.value = None
         self.name = "an input"
         self.shape, self.dtype = shape_and_dtype(value)
 

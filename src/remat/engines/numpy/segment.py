@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import time
 import weakref
 from collections.abc import Callable
@@ -17,11 +16,14 @@ from ... import trees
 from ...errors import RecomputeMismatchError, UnsupportedError
 from ...loops import Account, is_inside_a_region
 from ...observers import warn_once
+from ...plans.policy import as_policy
 from ...segments import SegmentOptions
 from .boxes import OpLog, TracedArray, as_view
 from .captures import capture
+from .fingerprints import fingerprint
 from .nodes import memory_of
 from .randomness import GENERATORS, Randomness
+from .recording.region import Region, close_region, threads
 from .steps import proves_nothing, read_only
 from .tape import (
     Recording,
@@ -36,7 +38,7 @@ from .tape import (
 from .weighing import held_elsewhere, memories, traced_memory
 from .whole import run_as_one
 
-__all__ = ["Segment", "checkpoint_tensor", "fingerprint", "name_of", "run_segment"]
+__all__ = ["Segment", "name_of", "run_segment"]
 
 
 def run_segment(
@@ -54,15 +56,24 @@ def run_segment(
         if not is_inside_a_region():
             _warn_of_no_effect(segment.shown_name)
         return function(*args, **kwargs)
+    if options.policy is not None:
+        return _run_as_region(function, args, kwargs, options)
     return segment.run()
 
 
-def checkpoint_tensor(tensor: Any, threshold: int | None) -> Any:
-    raise UnsupportedError(
-        "a single NumPy array cannot be checkpointed: who made it is not known any more. Pass the "
-        "function that computes it: remat.checkpoint(fn, x), or for a loop "
-        "remat.checkpointed_loop(step, x, n)"
-    )
+def _run_as_region(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: SegmentOptions,
+) -> Any:
+    """Run it once, and its ops again in backward: a policy decides about results of ops."""
+    region = Region(options.name or name_of(function), as_policy(options.policy))
+    threads.region = region
+    try:
+        return function(*args, **kwargs)
+    finally:
+        close_region(region)
 
 
 def _warn_of_no_effect(name: str) -> None:
@@ -159,7 +170,8 @@ class Segment:
         recording = self.kept or self._recorded_again()
         parts = iter(gradients)
         seeds = [next(parts) if traced else None for traced in self.traced_results]
-        gathered = recording.go_back(seeds, [None] * len(self.inputs))
+        once = self.kept is None
+        gathered = recording.go_back(seeds, [None] * len(self.inputs), once=once)
         self.account.frees(self.tape_key)
         return [
             total[0] if total is not None else zeros_like(value) if want else None
@@ -360,18 +372,3 @@ def _lost_write() -> UnsupportedError:
 
 def name_of(function: Any) -> str:
     return getattr(function, "__name__", None) or type(function).__name__
-
-
-def fingerprint(value: Any) -> Any:
-    """Return a few bytes that change if any bit of a result changes."""
-    if isinstance(value, tuple):
-        return tuple(map(fingerprint, value))
-    if isinstance(value, float | complex | np.inexact):
-        value = np.asarray(value)  # what is a Python number in a call is NumPy's in a recorded one
-    if not isinstance(value, np.ndarray):
-        return repr(value)  # NaN is not equal to itself, but written alike
-    # Copies of long doubles have other bytes where none are in use.
-    data = value.astype(np.complex128) if value.dtype == np.clongdouble else value
-    data = data.astype(np.float64) if data.dtype == np.longdouble else data
-    digest = hashlib.blake2b(np.ascontiguousarray(data).data, digest_size=16).digest()
-    return value.shape, value.dtype.str, digest

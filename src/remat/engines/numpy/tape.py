@@ -6,6 +6,7 @@ whatever it closes over) and many outputs. The reverse pass is autograd's, over 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,12 +20,14 @@ from ...errors import UnsupportedError
 from . import pickles
 from .boxes import OpLog, captured_box, plain, root_box
 from .nodes import cast
+from .recording.region import backward_pass, threads
 
 __all__ = [
     "Flagged",
     "Recording",
     "SharedRoots",
     "is_differentiable",
+    "is_tracing",
     "plain",
     "record",
     "refuse_boxes",
@@ -92,13 +95,27 @@ class Recording:
         seeds: Sequence[Any],
         sums: Sequence[Flagged | None],
         shared: SharedRoots | None = None,
+        *,
+        once: bool = False,
     ) -> list[Flagged | None]:
         """Pull `seeds`, a gradient (or None) for each result, back to the inputs.
 
         `sums` holds, for each input, what it has gathered so far, and `shared` what the step closes
         over. Adding to them here, node by node, is the order in which plain autograd adds over a
-        whole loop: the rounding is the same.
+        whole loop: the rounding is the same. With `once`, arrays are freed on the way: there is no
+        second time.
         """
+        with backward_pass():
+            return self._go_back(seeds, sums, shared, once=once)
+
+    def _go_back(
+        self,
+        seeds: Sequence[Any],
+        sums: Sequence[Flagged | None],
+        shared: SharedRoots | None,
+        *,
+        once: bool,
+    ) -> list[Flagged | None]:
         gathered: dict[Any, Flagged] = {
             root: total
             for root, total in zip(self.roots, sums, strict=True)
@@ -123,6 +140,8 @@ class Recording:
                 out, _ = gathered.pop(node)
                 for parent, part in zip(node.parents, _parts(node, out), strict=True):
                     add(parent, _fitted(node, parent, part))
+                if once:
+                    node.free()
             elif node not in roots and node not in numbers:
                 raise _foreign_root(node)
         before.update(gathered)
@@ -217,10 +236,26 @@ def refuse_changed(boxes: Sequence[Any], values: Sequence[Any]) -> None:
             )
 
 
+class _Traces(threading.local):
+    def __init__(self) -> None:
+        self.depth = 0  # functions that are being differentiated in this thread
+
+
+_traces = _Traces()
+
+
+def is_tracing() -> bool:
+    """Tell whether a function is being differentiated in this thread."""
+    return _traces.depth > 0
+
+
 @contextmanager
 def _new_trace() -> Iterator[int]:
     """Like autograd's, but an exception leaves no trace behind."""
     trace_stack.top += 1
+    _traces.depth += 1
+    # An open region is one of the trace around.
+    region, threads.region = threads.region, None
     try:
         yield trace_stack.top
     except ValueError as error:
@@ -231,3 +266,5 @@ def _new_trace() -> Iterator[int]:
     finally:
         pickles.forget(trace_stack.top)
         trace_stack.top -= 1
+        _traces.depth -= 1
+        threads.region = region

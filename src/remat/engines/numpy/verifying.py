@@ -20,8 +20,9 @@ from ...errors import RecomputeMismatchError
 from ...segments import SegmentOptions
 from ...verification import Verification
 from .captures import capture
+from .fingerprints import fingerprint
 from .randomness import GENERATORS, GeneratorStates, Randomness
-from .segment import Segment, fingerprint, name_of
+from .segment import Segment, name_of
 from .steps import difference_of
 from .tape import is_differentiable, plain, record, refuse_boxes, refuse_changed, zeros_like
 

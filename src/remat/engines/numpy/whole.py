@@ -55,4 +55,5 @@ def _run_vjp(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Callable[[Any], 
     return vjp
 
 
+_run.is_opaque = True  # to run it again would be to run code of the program again
 defvjp_argnums(_run, _run_vjp)

@@ -1,0 +1,183 @@
+"""Regions that are opened and closed by hand, and single arrays in them."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+from autograd.tracer import isbox
+
+from ...errors import RematError, UnsupportedError
+from ...loops import is_inside_a_region
+from ...observers import warn_once
+from ...plans.policy import Policy, as_policy
+from .nodes import Node
+from .recording.records import Value
+from .recording.region import Region, close_region, drop, hold, threads
+from .tape import is_tracing
+
+__all__ = [
+    "Scope",
+    "checkpoint_tensor",
+    "close_scope",
+    "is_marked",
+    "mark",
+    "name_tensor",
+    "open_scope",
+]
+
+
+class Scope:
+    """A view of a region that does not keep it alive: that is up to its backward pass."""
+
+    def __init__(self, name: str, policy: Policy | None) -> None:
+        self.name = name
+        self.records = is_tracing()
+        self._open: Region | None = None
+        self._region: Any = lambda: None
+        if self.records:
+            self._open = threads.region = Region(name, policy)
+            self._region = weakref.ref(self._open)
+        elif not is_inside_a_region():
+            warn_once(
+                ("numpy", "scope", name),
+                f"scope {name!r} has no effect: no function is being differentiated, so nothing "
+                "would be held; it works inside of what remat.grad and remat.value_and_grad "
+                "differentiate",
+            )
+
+    @property
+    def is_alive(self) -> bool:
+        region: Region | None = self._region()
+        return region is not None and (region is self._open or region.pending > 0)
+
+    def close(self, *, quiet: bool) -> None:
+        region, self._open = self._open, None
+        if region is None or not _is_open(region):
+            return  # nothing was recorded, or the function that it was opened in has ended
+        if threads.region is not region:
+            while threads.region is not region:
+                assert threads.region is not None
+                threads.region = threads.region.parent
+            threads.region = region.parent
+            raise RematError(
+                f"scope {self.name!r} was left before a scope that was entered later; leave them "
+                "in the reverse order, as nested `with` statements do"
+            )
+        close_region(region)
+        if not region.ops and not quiet and not is_inside_a_region():
+            warn_once(
+                ("numpy", "empty scope", self.name),
+                f"scope {self.name!r} has no effect: nothing that is computed in it depends on "
+                "what is differentiated",
+            )
+
+    def held(self) -> list[Any]:
+        """Return what the region holds of what was made in it."""
+        region: Region | None = self._region()
+        return [] if region is None else region.held()
+
+    def recompute(self) -> list[Any]:
+        """Return what the region has dropped and backward will ask for, recomputed now."""
+        region: Region | None = self._region()
+        return [] if region is None else region.recompute()
+
+    def drop(self) -> None:
+        region: Region | None = self._region()
+        if region is not None:
+            region.drop_all()
+
+
+def _is_open(region: Region) -> bool:
+    opened = threads.region
+    while opened is not None:
+        if opened is region:
+            return True
+        opened = opened.parent
+    return False
+
+
+def open_scope(name: str, *, policy: Any) -> Scope:
+    return Scope(name, None if policy is None else as_policy(policy))
+
+
+def close_scope(scope: Scope, *, quiet: bool) -> None:
+    scope.close(quiet=quiet)
+
+
+# -- single arrays ---------------------------------------------------------------------------------
+
+
+def mark(array: Any) -> Any:
+    """Hold this array; what follows is recomputed from here."""
+    if not isbox(array):
+        if not isinstance(array, np.ndarray | np.generic | float | complex | int):
+            raise TypeError(f"mark_checkpoint takes an array, got {type(array).__name__}")
+        _remember(array)
+        return array
+    node = array._node
+    if isinstance(node, Node):
+        node.is_marked = True
+        value: Value | None = node.value
+        if value is not None:
+            value.must_recompute, value.is_marked = False, True
+            hold(value, array._value)
+    return array
+
+
+def is_marked(array: Any) -> bool:
+    if isbox(array):
+        return bool(getattr(array._node, "is_marked", False))
+    reference = _marked.get(id(array))
+    return reference is not None and reference() is array
+
+
+def name_tensor(array: Any, name: str) -> Any:
+    """Give an array a name for policies and reports."""
+    value = _value_of(array)
+    if value is not None and value.region is not None:
+        value.name = name
+        value.region.ask(value, array._value, is_saved=False)
+    return array
+
+
+def checkpoint_tensor(array: Any, threshold: int | None) -> Any:
+    """Do not hold this array, if it has more bytes than `threshold`."""
+    if threads.region is None:
+        if is_inside_a_region():
+            return array  # of a segment, which holds nothing of what it computes
+        raise UnsupportedError(
+            "checkpoint(array) works inside of a scope, which knows how the array was made; here "
+            "there is none. Use `with remat.CheckpointScope(name):` around the code that makes it, "
+            "inside of the function that is differentiated, or remat.checkpoint(fn, x)"
+        )
+    value = _value_of(array)
+    if value is None or (threshold is not None and value.nbytes <= threshold):
+        return array
+    array._node.is_marked = value.is_marked = False
+    if value.op is not None:
+        value.must_recompute = True
+        drop(value)
+    return array
+
+
+def _value_of(array: Any) -> Value | None:
+    node = array._node if isbox(array) else None
+    value: Value | None = getattr(node, "value", None)
+    return value
+
+
+_marked: dict[int, weakref.ref[Any]] = {}  # plain arrays, by id
+
+
+def _remember(array: Any) -> None:
+    """Note a plain array; a number cannot be told from an equal one, and is not noted."""
+    if isinstance(array, np.ndarray):
+        place = id(array)
+        _marked[place] = weakref.ref(array, lambda gone: _forget(place, gone))
+
+
+def _forget(place: int, gone: Any) -> None:
+    if _marked.get(place) is gone:  # or another array has taken the place already
+        del _marked[place]
