@@ -535,4 +535,5 @@ def test_another_thread_has_scopes_of_its_own() -> None:
             return np.sum(np.sin(x) * x)
 
     remat.grad(f)(X)
-    assert found == [[]]
+    # (If torch is imported, the other thread has a scope of torch.)
+    assert [node.saved_activations for nodes in found for node in nodes] in ([], [[]])
