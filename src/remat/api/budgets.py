@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ..engines.compiling import is_compiling
-from ..engines.locate import engine_with_scopes
+from ..engines.locate import ScopeEngine, engine_with_scopes, engines_with_scopes
 from ..errors import RematError, UnsupportedError
 from ..plans import PassRecord, Plan, Trace
 from ..reports.budget import BudgetReport
 from ..sizes import format_bytes, parse_budget
 from .scopes import CheckpointNode, CheckpointScope
 
-__all__ = ["CheckpointManager", "auto_checkpoint"]
+__all__ = ["CheckpointManager", "GradientBudget", "auto_checkpoint"]
 
 M = TypeVar("M")
 
@@ -56,6 +57,34 @@ def auto_checkpoint(model: M, memory_budget: int | float | str | None) -> M:
         _check_budget(memory_budget, "memory_budget")
     result: M = engine_with_scopes().set_budget(model, memory_budget, _plan_trace)
     return result
+
+
+class GradientBudget:
+    """The budget of a gradient function; plans are remembered from call to call."""
+
+    def __init__(self, memory_budget: int | float | str | None) -> None:
+        if memory_budget is not None:
+            _check_budget(memory_budget, "memory_budget")
+        self._amount = memory_budget
+        self._budgets: dict[str, Any] = {}  # by engine
+
+    @contextmanager
+    def within(self, engine: Any) -> Iterator[None]:
+        """Compute a gradient within the budget, if there is one."""
+        if self._amount is None:
+            yield
+            return
+        name = engine.__name__
+        if name not in self._budgets:
+            self._budgets[name] = engine.Budget(self._amount, _plan_trace)
+        budget = self._budgets[name]
+        engine.enter_budget(budget)
+        try:
+            yield
+        except BaseException:
+            budget.end(failed=True)
+            raise
+        budget.end()
 
 
 class CheckpointManager:
@@ -108,7 +137,7 @@ class CheckpointManager:
         self.memory_threshold = memory_threshold
         self.auto_checkpoint = auto_checkpoint
         self._scopes: list[CheckpointScope] = []
-        self._budget: Any = None
+        self._budgets: list[Any] = []  # one for each engine
         self._entered = threading.local()
 
     # -- around passes -----------------------------------------------------------------------------
@@ -122,12 +151,24 @@ class CheckpointManager:
         if getattr(self._entered, "is_open", False):
             raise RuntimeError("this CheckpointManager is entered already; leave it first")
         if self.auto_checkpoint:
-            engine = engine_with_scopes()
-            if self._budget is None:
-                self._budget = engine.Budget(self._amount, _plan_trace, share=self._share)
-            engine.enter_budget(self._budget)
+            engines = engines_with_scopes()
+            for engine in engines[len(self._budgets) :]:
+                self._budgets.append(engine.Budget(self._amount, _plan_trace, share=self._share))
+            self._enter(engines)
         self._entered.is_open = True
         return self
+
+    def _enter(self, engines: list[ScopeEngine]) -> None:
+        """Begin all budgets, or none."""
+        begun: list[Any] = []
+        try:
+            for engine, budget in zip(engines, self._budgets, strict=True):
+                engine.enter_budget(budget)
+                begun.append(budget)
+        except BaseException:
+            for budget in begun:
+                budget.end(failed=True)
+            raise
 
     def __exit__(
         self,
@@ -138,8 +179,8 @@ class CheckpointManager:
         if not getattr(self._entered, "is_open", False):
             raise RuntimeError("this CheckpointManager was not entered in this thread")
         self._entered.is_open = False
-        if self._budget is not None:
-            self._budget.end(failed=error is not None)
+        for budget in self._budgets:
+            budget.end(failed=error is not None)
 
     @property
     def _amount(self) -> int | float | str:
@@ -176,7 +217,7 @@ class CheckpointManager:
     @property
     def last_pass(self) -> PassRecord | None:
         """What was planned and measured for the last pass whose backward has ended."""
-        return None if self._budget is None else self._budget.last
+        return next((b.last for b in self._budgets if b.last is not None), None)
 
     # -- scopes and nodes --------------------------------------------------------------------------
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from ..engines.locate import engine_with_scopes
+from ..engines.locate import ScopeEngine, engine_of_call
 from ..plans import Plan, Trace
 from ..reports.budget import MemoryReport
 from ..reports.tables import Grid
@@ -148,5 +148,9 @@ def memory_report(
 def _trace_of(function: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
     if not callable(function):
         raise TypeError(f"expected a model or a function, got {type(function).__name__}")
-    trace: Trace = engine_with_scopes().record_trace(function, inputs, kwargs)
+    trace: Trace = _engine_of(function, inputs, kwargs).record_trace(function, inputs, kwargs)
     return trace
+
+
+def _engine_of(function: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> ScopeEngine:
+    return cast(ScopeEngine, engine_of_call(function, inputs, kwargs))

@@ -8,11 +8,17 @@ from typing import Any
 
 from .. import trees
 from ..engines.locate import engine_for
+from .budgets import GradientBudget
 
 __all__ = ["grad", "value_and_grad"]
 
 
-def grad(f: Callable[..., Any], wrt: int | tuple[int, ...] = 0) -> Callable[..., Any]:
+def grad(
+    f: Callable[..., Any],
+    wrt: int | tuple[int, ...] = 0,
+    *,
+    memory_budget: int | float | str | None = None,
+) -> Callable[..., Any]:
     """Return a function that computes the gradient of `f`.
 
     `wrt` is the position of the argument to differentiate by (any pytree), or a tuple of
@@ -20,22 +26,31 @@ def grad(f: Callable[..., Any], wrt: int | tuple[int, ...] = 0) -> Callable[...,
     ones, or with `init_grad=`, a keyword of the returned function, in the structure of the output.
     A gradient has the type of its argument, and memory of its own.
 
+    With `memory_budget` (bytes, text such as "64MB", or a fraction of what a plain pass holds) `f`
+    is checkpointed automatically: the first call is recorded and planned, and runs `f`'s ops once
+    more; later ones follow the plan. Gradients stay the same, bit for bit.
+
     >>> import numpy as np
     >>> dx, dy = grad(lambda x, y: np.sum(x**2 * y), wrt=(0, 1))(np.array([1.0, 2.0]), 3.0)
     >>> dx, float(dy)
     (array([ 6., 12.]), 5.0)
     """
-    positions = _positions(f, wrt)
+    positions, budget = _positions(f, wrt), GradientBudget(memory_budget)
 
     @functools.wraps(f, updated=())
     def gradient(*args: Any, init_grad: Any = None, **kwargs: Any) -> Any:
-        gradients = _evaluate(f, positions, args, kwargs, init_grad)[1]
+        gradients = _evaluate(f, positions, args, kwargs, init_grad, budget)[1]
         return tuple(gradients) if isinstance(wrt, tuple) else gradients[0]
 
     return gradient
 
 
-def value_and_grad(f: Callable[..., Any], wrt: int | tuple[int, ...] = 0) -> Callable[..., Any]:
+def value_and_grad(
+    f: Callable[..., Any],
+    wrt: int | tuple[int, ...] = 0,
+    *,
+    memory_budget: int | float | str | None = None,
+) -> Callable[..., Any]:
     """Return a function that computes the value and the gradient of `f`; see `grad`.
 
     >>> import numpy as np
@@ -43,11 +58,11 @@ def value_and_grad(f: Callable[..., Any], wrt: int | tuple[int, ...] = 0) -> Cal
     >>> float(value), gradient
     (3.0, array([1., 1.]))
     """
-    positions = _positions(f, wrt)
+    positions, budget = _positions(f, wrt), GradientBudget(memory_budget)
 
     @functools.wraps(f, updated=())
     def value_and_gradient(*args: Any, init_grad: Any = None, **kwargs: Any) -> Any:
-        value, gradients = _evaluate(f, positions, args, kwargs, init_grad)
+        value, gradients = _evaluate(f, positions, args, kwargs, init_grad, budget)
         return value, tuple(gradients) if isinstance(wrt, tuple) else gradients[0]
 
     return value_and_gradient
@@ -68,6 +83,7 @@ def _evaluate(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     init_grad: Any,
+    budget: GradientBudget,
 ) -> tuple[Any, list[Any]]:
     for position in positions:
         if not -len(args) <= position < len(args):
@@ -78,7 +94,8 @@ def _evaluate(
     if len(set(places)) < len(places):
         raise ValueError(f"wrt names an argument twice, got {positions!r}")
     engine = engine_for(leaf for place in places for leaf in trees.flatten(args[place])[0])
-    value, gradients = engine.value_and_grad(_checked(f), places, args, kwargs, init_grad)
+    with budget.within(engine):
+        value, gradients = engine.value_and_grad(_checked(f), places, args, kwargs, init_grad)
     return value, gradients
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "engine_for",
     "engine_of_call",
     "engine_with_scopes",
+    "engines_with_scopes",
     "is_torch_module",
     "track_allocations",
 ]
@@ -152,6 +153,12 @@ def engine_with_scopes(value: Any = None) -> ScopeEngine:
     if tensor is None or (not isinstance(value, tensor) and _is_of_numpy(value)):
         return cast(ScopeEngine, _load("numpy"))
     return cast(ScopeEngine, _load("torch"))
+
+
+def engines_with_scopes() -> list[ScopeEngine]:
+    """Return all engines that the program may use: NumPy's, and that of PyTorch if imported."""
+    frameworks = ["numpy"] if _array_type("torch") is None else ["numpy", "torch"]
+    return [cast(ScopeEngine, _load(framework)) for framework in frameworks]
 
 
 def _is_of_numpy(value: Any) -> bool:

@@ -519,13 +519,13 @@ def test_scopes_that_are_left_in_the_wrong_order_are_an_error() -> None:
 
 
 def test_another_thread_has_scopes_of_its_own() -> None:
-    found = []
+    found: list[type[BaseException]] = []
 
     def other() -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with scope("elsewhere") as part:
-                found.append(part.nodes)
+        try:
+            remat.checkpoint(np.ones(3))
+        except remat.UnsupportedError as error:  # there is no scope here
+            found.append(type(error))
 
     def f(x: Any) -> Any:
         with scope():
@@ -535,5 +535,4 @@ def test_another_thread_has_scopes_of_its_own() -> None:
             return np.sum(np.sin(x) * x)
 
     remat.grad(f)(X)
-    # (If torch is imported, the other thread has a scope of torch.)
-    assert [node.saved_activations for nodes in found for node in nodes] in ([], [[]])
+    assert found == [remat.UnsupportedError]

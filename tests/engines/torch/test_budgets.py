@@ -61,7 +61,7 @@ def test_the_budget_is_kept_from_the_first_pass_on(share) -> None:
         for _ in range(3):
             model(*inputs).backward()
             model.zero_grad()
-            record = manager._budget.last
+            record = manager.last_pass
             peaks.append(record.measured_peak / record.budget)
     assert peaks[0] <= 1.15
     assert max(peaks[1:]) <= 1.05
@@ -96,7 +96,7 @@ def test_the_threshold_is_the_share_that_is_planned_for() -> None:
     plain = remat.memory_report(model, *inputs).peak_bytes
     with remat.CheckpointManager(max_memory_mb=plain / 1e6, memory_threshold=0.7) as manager:
         passes(model, inputs)
-    assert manager._budget.last.plan.peak_bytes <= 0.7 * plain
+    assert manager.last_pass.plan.peak_bytes <= 0.7 * plain
     tight = remat.CheckpointManager(max_memory_mb=plain / 1e7, memory_threshold=0.5)
     with pytest.raises(remat.BudgetTooSmallError, match="memory_threshold"), tight:
         passes(model, inputs)
@@ -192,7 +192,7 @@ def test_training_inside_of_a_manager_is_training() -> None:
     manager = remat.CheckpointManager(memory_budget=0.7)
     expected = train(plain, remat.CheckpointManager(auto_checkpoint=False))
     assert train(model, manager) == expected
-    assert manager._budget.last.followed
+    assert manager.last_pass.followed
 
 
 # -- scopes and nodes of a manager -----------------------------------------------------------------

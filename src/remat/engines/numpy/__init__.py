@@ -2,6 +2,7 @@
 
 from . import rules  # noqa: F401  (importing it is what registers them)
 from .arrays import NumpyArrays
+from .budget import Budget, enter_budget, record_trace, set_budget
 from .gradient import value_and_grad
 from .loop import run_loop, run_while
 from .scope import checkpoint_tensor, close_scope, is_marked, mark, name_tensor, open_scope
@@ -11,16 +12,20 @@ from .verifying import verify
 
 __all__ = [
     "ARRAYS",
+    "Budget",
     "checkpoint_tensor",
     "close_scope",
+    "enter_budget",
     "is_marked",
     "is_tracing",
     "mark",
     "name_tensor",
     "open_scope",
+    "record_trace",
     "run_loop",
     "run_segment",
     "run_while",
+    "set_budget",
     "value_and_grad",
     "verify",
 ]

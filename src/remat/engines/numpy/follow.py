@@ -28,6 +28,7 @@ __all__ = [
     "as_array",
     "call",
     "has_box",
+    "memory_of",
     "numpy_functions",
     "plain",
     "refuse",
@@ -88,6 +89,14 @@ def plain(value: Any) -> Any:
     """Look through the boxes."""
     while isbox(value):
         value = value._value
+    return value
+
+
+def memory_of(value: Any) -> Any:
+    """Return the array that owns the memory which `value` looks at."""
+    value = plain(value)
+    while isinstance(getattr(value, "base", None), np.ndarray):
+        value = value.base
     return value
 
 

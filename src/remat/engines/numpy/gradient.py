@@ -11,9 +11,10 @@ import numpy as np
 from autograd.core import vspace
 
 from ... import trees
+from .budget import record_within
 from .nodes import cast, shape_and_dtype
 from .overlaps import guarded
-from .tape import is_differentiable, plain, record, zeros_like
+from .tape import is_differentiable, plain, zeros_like
 
 __all__ = ["value_and_grad"]
 
@@ -45,7 +46,7 @@ def value_and_grad(
         structures.append(structure)
         return results
 
-    recording = record(run, inputs, wanted)
+    recording = record_within(run, inputs, wanted)
     value = trees.unflatten(structures[0], recording.results)
     if all(end is None for end in recording.ends):
         warnings.warn(

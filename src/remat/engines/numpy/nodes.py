@@ -11,7 +11,7 @@ from autograd.core import VJPNode, VSpace, primitive_vjps, sparse_add
 from autograd.tracer import isbox, notrace_primitives
 
 from ...errors import UnsupportedError
-from .follow import plain
+from .follow import memory_of, plain
 from .recording.records import Value
 from .recording.region import free, threads
 
@@ -84,14 +84,6 @@ _SUMS_OF_GRADIENTS = {
 
 for _kind in (Node, LoggedNode):
     notrace_primitives[_kind] = notrace_primitives[VJPNode]  # floor, argmax, zeros_like, …
-
-
-def memory_of(value: Any) -> Any:
-    """Return the array that owns the memory which `value` looks at."""
-    value = plain(value)
-    while isinstance(getattr(value, "base", None), np.ndarray):
-        value = value.base
-    return value
 
 
 def shape_and_dtype(value: Any) -> tuple[Any, Any]:

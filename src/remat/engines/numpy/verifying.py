@@ -6,13 +6,9 @@ between. Afterwards they are as the run without checkpointing has left them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
-import autograd
 import numpy as np
 
 from ... import trees
@@ -21,6 +17,7 @@ from ...segments import SegmentOptions
 from ...verification import Verification
 from .captures import capture
 from .fingerprints import fingerprint
+from .places import place_of_caller
 from .randomness import GENERATORS, GeneratorStates, Randomness
 from .segment import Segment, name_of
 from .steps import difference_of
@@ -49,7 +46,7 @@ class _Log(list[_Op]):
     """What ops gave, in the order that they ran."""
 
     def __call__(self, name: str, value: Any) -> None:
-        self.append(_Op(name, fingerprint(plain(value)), _place_of_caller()))
+        self.append(_Op(name, fingerprint(plain(value)), place_of_caller()))
 
 
 class _Outcome(NamedTuple):
@@ -216,20 +213,3 @@ def _seed(result: Any, generator: np.random.Generator) -> Any:
     if value.dtype.kind == "c":
         noise = noise + 1j * generator.standard_normal(value.shape)
     return noise.astype(value.dtype)[()] if value.ndim == 0 else noise.astype(value.dtype)
-
-
-_LIBRARIES = tuple(
-    str(folder / "_")[:-1]  # with the separator at its end
-    for folder in (
-        Path(__file__).parents[2],
-        Path(autograd.__file__).parent,
-        Path(np.__file__).parent,
-    )
-)
-
-
-def _place_of_caller() -> str:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "an unknown place"

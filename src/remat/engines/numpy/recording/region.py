@@ -22,6 +22,7 @@ import numpy as np
 
 from ....plans.policy import Candidate, Decision, Policy, SaveEverything, SaveNothing
 from ..fingerprints import fingerprint
+from ..follow import memory_of
 from .accounting import RegionAccounting, accounting_of
 from .constants import Constants, UnknownOperandError
 from .records import Op, Value
@@ -121,7 +122,10 @@ class Region:
         if op is None or node.is_sum or _holds_code(function):
             value.op = None
             hold(value, array)
+            self.recorded(value, array, None)
             return
+        if node.is_view is True:
+            value.base = _base_of(array, op.reads, [args[i] for i in node.argnums])
         if not _is_pure(function):
             op.mark = fingerprint(array)
         if not isinstance(array, np.ndarray | list | tuple):
@@ -131,6 +135,12 @@ class Region:
         if isinstance(node.vjp, Rule):
             self._rules.append(weakref.ref(node.vjp))
         self._decide(node, value, array, args)
+        self.recorded(value, array, node.vjp)
+
+    def recorded(self, value: Value, array: Any, rule: Any) -> None:
+        """An op has run; the region of a whole pass takes note of it."""
+        if self.parent is not None:
+            self.parent.recorded(value, array, rule)
 
     def _count_op(self) -> None:
         region: Region | None = self
@@ -171,13 +181,17 @@ class Region:
         region = self
         while value.held is None:
             if region.contains(value):
-                region.ask(value, array, is_saved=True)
+                region.lend(value, array)
                 return
             region._inputs[value] = None
             if region.parent is None:
                 hold(value, array)
                 return
             region = region.parent
+
+    def lend(self, value: Value, array: Any) -> None:
+        """A region inside reads a value of this one: as if a rule needed it."""
+        self.ask(value, array, is_saved=True)
 
     def contains(self, value: Value) -> bool:
         """Tell whether a value was made in here, or in a region inside."""
@@ -344,6 +358,12 @@ def _note(operands: dict[int, Any], array: Any, value: Value) -> None:
     """Note which value an array is, to find it in rules; numbers stay in them."""
     if isinstance(array, np.ndarray) or (isinstance(array, list | tuple) and array):
         operands.setdefault(id(array), value)
+
+
+def _base_of(array: Any, reads: list[Value], arrays: list[Any]) -> Value | None:
+    memory = memory_of(array)
+    pairs = zip(reads, arrays, strict=True)
+    return next((read for read, other in pairs if memory_of(other) is memory), None)
 
 
 def _is_pure(function: Any) -> bool:

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from ....errors import BudgetTooSmallError, UnsupportedError
 from ....plans import PassRecord, Plan, Trace
+from ....plans.following import Follower, Planned
 from ....sizes import format_bytes, parse_budget
 from ..memory.uncounted_writes import on_optimizer_step
 from ..modes import changing_mode, why_it_counts
 from ..recording.recorder import Recorder, recorder_of_this_thread
 from ..segment import refuse_transforms
 from .agreement import agreed_seconds
-from .following import Follower, Planned
 from .passes import BudgetedPass, PassRegion
 
 __all__ = ["Budget", "Planner", "enter_budget", "run_within"]

@@ -15,6 +15,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from ....plans.following import Follower
 from ..backend import current_graph_task, queue_callback
 from ..memory.records import Op, Operand, Origin, Value
 from ..memory.tensors import alias, is_plain
@@ -23,7 +24,6 @@ from ..replay import NeededOp, flat
 from ..retention import hold
 from .agreement import is_shared
 from .eviction import Evictor
-from .following import Follower
 from .meter import StorageMeter
 from .tracer import Tracer, key_of
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any
 
-from ....plans import Plan, Trace
-from .tracer import Key
+from .plan import Plan
+from .trace import Trace
+
+Key = tuple[Any, ...]  # what makes two ops equal
 
 __all__ = ["Follower", "Planned"]
 

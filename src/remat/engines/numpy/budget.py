@@ -1,0 +1,209 @@
+"""A budget: gradients are recorded once, planned, and follow their plan from then on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from ... import trees
+from ...errors import BudgetTooSmallError, UnsupportedError
+from ...plans import PassRecord, Plan, Trace
+from ...plans.following import Planned
+from ...sizes import format_bytes, parse_budget
+from .recording.planned import PlannedRegion
+from .recording.region import close_region, threads
+from .tape import Recording, is_differentiable, is_tracing, record, zeros_like
+
+__all__ = ["Budget", "enter_budget", "record_trace", "record_within", "set_budget"]
+
+_MANY = 32  # plans that are remembered
+Planner = Callable[[Trace, int], Plan]
+Run = Callable[[list[Any]], list[Any]]
+
+
+class _Threads(threading.local):
+    def __init__(self) -> None:
+        self.budget: Budget | None = None
+
+
+_threads = _Threads()
+
+
+class Budget:
+    """Keeps gradients within a memory budget."""
+
+    def __init__(self, budget: int | float | str, planner: Planner, *, share: float = 1.0) -> None:
+        self._budget = budget
+        self._planner = planner
+        self._share = share  # of it that is planned for
+        self._before: list[Budget | None] = []
+        self.planned: list[Planned] = []  # the one that ran last comes first
+        self.last: PassRecord | None = None
+
+    def __reduce__(self) -> Any:
+        return partial(Budget, share=self._share), (self._budget, self._planner)
+
+    def begin(self) -> None:
+        self._before.append(_threads.budget)
+        _threads.budget = self
+
+    def end(self, *, failed: bool = False) -> None:
+        if self._before:
+            _threads.budget = self._before.pop()
+
+    # -- a pass ------------------------------------------------------------------------------------
+
+    def record(self, run: Run, inputs: Sequence[Any], wanted: Sequence[bool]) -> BudgetedRecording:
+        """Record a function as one region, and plan it if nobody has."""
+        region, recording = _record_region(run, inputs, wanted, self.planned)
+        follower = region.follower
+        planned = follower.current if region.follows and follower.is_complete else None
+        if planned is None:
+            region.let_go()
+            planned = self._plan(region)
+            region.catch_up(planned.plan)
+        region.obey(planned.plan)
+        return BudgetedRecording(self, recording, region, planned)
+
+    def _plan(self, region: PlannedRegion) -> Planned:
+        tracer = region.tracer
+        trace = tracer.trace()
+        plan = self._plan_trace(trace)
+        planned = Planned(tracer.keys, trace, plan, tracer.seconds)
+        known = [other for other in self.planned if other.keys != planned.keys]
+        self.planned[:] = [planned, *known][:_MANY]
+        return planned
+
+    def _plan_trace(self, trace: Trace) -> Plan:
+        if not trace.ops:
+            return Plan(frozenset())
+        budget = self._bytes(trace)
+        try:
+            return self._planner(trace, int(budget * self._share))
+        except BudgetTooSmallError as error:
+            if error.smallest is None or self._share == 1:
+                raise
+            needed = int(error.smallest / self._share) + 1
+            raise BudgetTooSmallError(
+                f"the pass needs at least {format_bytes(error.smallest)} and {self._share:.0%} of "
+                f"{format_bytes(budget)} are planned for; give at least {format_bytes(needed)}, or "
+                "raise memory_threshold",
+                smallest=needed,
+            ) from None
+
+    def _bytes(self, trace: Trace) -> int:
+        return parse_budget(self._budget, whole=trace.plain_peak)
+
+    def ended(self, region: PlannedRegion, planned: Planned) -> None:
+        """Take note of what a pass did."""
+        self.last = PassRecord(
+            planned.trace,
+            planned.plan,
+            self._bytes(planned.trace) if planned.trace.ops else 0,
+            region.meter.peak,
+            recompute_seconds=region.recompute_seconds,
+            recomputed_ops=region.recomputed_ops,
+            followed=region.follows,
+            curve=tuple(region.meter.curve),
+        )
+
+
+class BudgetedRecording:
+    """A recording that tells its budget when backward has been done."""
+
+    def __init__(
+        self, budget: Budget, recording: Recording, region: PlannedRegion, planned: Planned
+    ) -> None:
+        self._budget = budget
+        self._recording = recording
+        self._region = region
+        self._planned = planned
+
+    @property
+    def results(self) -> list[Any]:
+        return self._recording.results
+
+    @property
+    def ends(self) -> list[Any]:
+        return self._recording.ends
+
+    def go_back(self, seeds: Sequence[Any], sums: Sequence[Any], *, once: bool) -> list[Any]:
+        gathered = self._recording.go_back(seeds, sums, once=once)
+        self._budget.ended(self._region, self._planned)
+        return gathered
+
+
+def _record_region(
+    run: Run, inputs: Sequence[Any], wanted: Sequence[bool], planned: list[Planned]
+) -> tuple[PlannedRegion, Recording]:
+    regions: list[PlannedRegion] = []
+
+    def run_in_region(boxes: list[Any]) -> list[Any]:
+        with _inside(PlannedRegion(planned)) as region:
+            regions.append(region)
+            return run(boxes)
+
+    recording = record(run_in_region, inputs, wanted)
+    regions[0].tracer.is_forward = False
+    return regions[0], recording
+
+
+@contextmanager
+def _inside(region: PlannedRegion) -> Iterator[PlannedRegion]:
+    threads.region = region
+    try:
+        yield region
+    finally:
+        close_region(region)
+
+
+def record_within(run: Run, inputs: Sequence[Any], wanted: Sequence[bool]) -> Any:
+    """Record a function, within the budget of this thread if there is one.
+
+    What is differentiated inside of another function belongs to the pass of that one.
+    """
+    budget = _threads.budget
+    if budget is None or is_tracing():
+        return record(run, inputs, wanted)
+    return budget.record(run, inputs, wanted)
+
+
+def enter_budget(budget: Budget) -> None:
+    """Begin gradients within a budget."""
+    if is_tracing():
+        raise UnsupportedError(
+            "a memory budget is for a whole gradient, and a function is being differentiated "
+            "already; put the CheckpointManager, or memory_budget=, around the outermost gradient"
+        )
+    budget.begin()
+
+
+def record_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
+    """Run a function forward and backward; return what it did."""
+    leaves, structure = trees.flatten((args, kwargs))
+    wanted = [is_differentiable(leaf) for leaf in leaves]
+    if not any(wanted):
+        raise TypeError("no argument holds a floating-point number to differentiate by")
+
+    def run(boxes: list[Any]) -> list[Any]:
+        given, keywords = trees.unflatten(structure, boxes)
+        return trees.flatten(function(*given, **keywords))[0]
+
+    region, recording = _record_region(run, leaves, wanted, [])
+    seeds = [zeros_like(r) + 1 if is_differentiable(r) else None for r in recording.results]
+    started = time.perf_counter()
+    recording.go_back(seeds, [None] * len(leaves), once=True)
+    backward = time.perf_counter() - started - region.recompute_seconds
+    forward = sum(region.tracer.seconds)
+    return region.tracer.trace(max(backward, 0.0) / forward if forward else 0.0)
+
+
+def set_budget(model: Any, budget: int | float | str | None, planner: Any) -> Any:
+    raise UnsupportedError(
+        f"auto_checkpoint takes a module of PyTorch, got {type(model).__name__}; for a NumPy "
+        'function write remat.grad(f, memory_budget="64MB")'
+    )

@@ -1,0 +1,167 @@
+"""Writes down what a pass does, as a `Trace` for planners.
+
+Views are no values of their own: what reads a view reads the value whose memory it is in.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from functools import partial
+from typing import Any
+
+from ....plans.following import Key
+from ....plans.trace import Kind, Trace
+from ....plans.trace import Op as TracedOp
+from ....plans.trace import Value as TracedValue
+from ..follow import memory_of
+from ..places import place_of_caller
+from .records import Value
+from .region import drop
+
+__all__ = ["Tracer"]
+
+_WORKSPACE = 2  # arrays of the size of the largest operand that a rule computes on its way
+
+
+class Tracer:
+    """Numbers the ops and values of a pass; holds none of the arrays."""
+
+    def __init__(self) -> None:
+        self.keys: list[Key] = []
+        self.seconds: list[float] = []
+        self.numbered: list[weakref.ref[Value]] = []
+        self._ops: list[TracedOp] = []
+        self._values: list[TracedValue] = []
+        self._freed: dict[int, int] = {}
+        self._deaths: list[weakref.ref[Any]] = []
+        self._last = time.perf_counter()
+        self._pinned: set[int] = set()
+        self._late: set[int] = set()  # that only a plan has held until the end of forward
+        self._ends_forward = False
+        self.is_forward = True
+
+    def __len__(self) -> int:
+        return len(self._ops)
+
+    def ran(self, value: Value, array: Any, needs: list[Value]) -> int:
+        """Note the op that made a value; return its number. A view is no op."""
+        now = time.perf_counter()
+        seconds, op = now - self._last, value.op
+        if value.base is not None:
+            return max(len(self._ops) - 1, 0)
+        number = len(self._ops)
+        reads = op.reads if op is not None else ()
+        name = op.name if op is not None else "opaque"
+        self._add(
+            value,
+            TracedValue(
+                value.nbytes,
+                number,
+                kind=Kind.COMPUTED if op is not None and value.held is None else Kind.FIXED,
+                requires_grad=True,
+                name=value.name,
+            ),
+        )
+        self._await_death(value.number, array)
+        numbers = tuple(dict.fromkeys(self.number(read) for read in reads))
+        saves = tuple(dict.fromkeys(self.number(need) for need in needs))
+        largest = max([value.nbytes, *(self._values[read].nbytes for read in numbers)])
+        self._ops.append(
+            TracedOp(
+                name,
+                numbers,
+                (value.number,),
+                seconds,
+                place=f"{name}, {place_of_caller()}",
+                saves=saves,
+                workspace_bytes=_WORKSPACE * largest,
+            )
+        )
+        self.keys.append((name, tuple(read.shape for read in reads), value.nbytes))
+        self.seconds.append(seconds)
+        return number
+
+    def went_on(self) -> None:
+        """The time since the last op was ours."""
+        self._last = time.perf_counter()
+
+    def number(self, value: Value) -> int:
+        """Return the number of the value whose memory a value is in."""
+        while value.base is not None:
+            value = value.base
+        if not self._knows(value):
+            self._add(value, TracedValue(value.nbytes, kind=Kind.INPUT, requires_grad=True))
+        return value.number
+
+    def pin(self, value: Value) -> None:
+        """No plan drops this value."""
+        number = self.number(value)
+        if self._values[number].made_by is not None:
+            self._pinned.add(number)
+
+    def _knows(self, value: Value) -> bool:
+        known = 0 <= value.number < len(self.numbered)
+        return known and self.numbered[value.number]() is value
+
+    def _add(self, value: Value, traced: TracedValue) -> None:
+        value.number = len(self._values)
+        self._values.append(traced)
+        self.numbered.append(weakref.ref(value))
+
+    def _await_death(self, number: int, array: Any) -> None:
+        owner = memory_of(array)
+        try:
+            self._deaths.append(weakref.ref(owner, partial(_died, weakref.ref(self), number)))
+        except TypeError:  # a number, or a list of arrays
+            self._freed[number] = len(self._ops)  # the op that is being noted
+
+    def died(self, number: int) -> None:
+        if self.is_forward:
+            self._freed[number] = max(len(self._ops) - 1, 0)
+        elif self._ends_forward:
+            self._late.add(number)
+
+    def let_go(self, held: list[Value]) -> None:
+        """Drop what a plan has held that is not followed: the program has freed it long ago."""
+        self._ends_forward = True
+        for value in held:
+            drop(value)
+        self._ends_forward = False
+        for number in self._late:
+            reads = [i for i, op in enumerate(self._ops) if number in op.reads]
+            self._freed[number] = max([*reads, self._values[number].made_by or 0])
+
+    def trace(self, backward_share: float = 0.0) -> Trace:
+        """Return all of it; the backward of an op takes `backward_share` of its forward."""
+        ops = [
+            TracedOp(
+                op.name,
+                op.reads,
+                op.makes,
+                op.seconds,
+                place=op.place,
+                saves=op.saves,
+                backward_seconds=op.seconds * backward_share,
+                workspace_bytes=op.workspace_bytes,
+            )
+            for op in self._ops
+        ]
+        values = [
+            TracedValue(
+                value.nbytes,
+                value.made_by,
+                kind=Kind.FIXED if number in self._pinned else value.kind,
+                requires_grad=value.requires_grad,
+                freed_after=self._freed.get(number),
+                name=value.name,
+            )
+            for number, value in enumerate(self._values)
+        ]
+        return Trace(tuple(ops), tuple(values))
+
+
+def _died(tracer: weakref.ref[Tracer], number: int, _: Any) -> None:
+    tracing = tracer()
+    if tracing is not None:
+        tracing.died(number)

@@ -1,0 +1,163 @@
+"""Gradients of NumPy functions within a memory budget: the same bits, within the budget."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+import remat
+
+from .oracles import same_bits
+from .random_programs import IN_PLACE, OUT_OF_PLACE, SCALARS, VIEWS, compiled, draw, with_scopes
+
+LARGE = np.linspace(0.1, 1.0, 131_072)  # 1 MB
+
+
+def steps(x: Any, count: int = 6) -> Any:
+    for _ in range(count):
+        x = np.tanh(np.sin(x) * 1.1 + np.exp(-x * x))
+    return np.sum(x)
+
+
+PLAIN = remat.grad(steps)(LARGE)
+
+
+@pytest.mark.parametrize("budget", ["16MB", 0.7, 12_000_000])
+def test_the_bits_of_a_plain_gradient_within_the_budget(budget) -> None:
+    gradient = remat.grad(steps, memory_budget=budget)
+    assert same_bits(gradient(LARGE), PLAIN)
+    plain_peak = remat.memory_report(steps, LARGE).peak_bytes
+    limit = {"16MB": 16_000_000, 0.7: 0.7 * plain_peak}.get(budget, budget)
+    for _ in range(2):
+        tracemalloc.start()
+        try:
+            assert same_bits(gradient(LARGE), PLAIN)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak <= 1.1 * limit
+
+
+def test_a_budget_of_all_recomputes_nothing() -> None:
+    manager = remat.CheckpointManager(memory_budget="1GB")
+    for _ in range(2):
+        with manager:
+            assert same_bits(remat.grad(steps)(LARGE), PLAIN)
+    record = manager.last_pass
+    assert record.followed
+    assert record.recomputed_ops == 0
+
+
+def test_a_budget_that_is_too_small_says_which_one_is_not() -> None:
+    with pytest.raises(remat.BudgetTooSmallError, match="MB") as caught:
+        remat.grad(steps, memory_budget="1MB")(LARGE)
+    needed = caught.value.smallest
+    assert same_bits(remat.grad(steps, memory_budget=needed)(LARGE), PLAIN)
+
+
+def test_another_program_is_planned_anew() -> None:
+    gradient = remat.value_and_grad(steps, memory_budget=0.6)
+    for count in (4, 5, 4, 3):
+        value, found = gradient(LARGE, count)
+        expected = remat.value_and_grad(lambda x, n=count: steps(x, n))(LARGE)
+        assert same_bits(value, expected[0])
+        assert same_bits(found, expected[1])
+
+
+def test_scopes_and_marks_are_obeyed_inside() -> None:
+    def f(x: Any) -> Any:
+        h = remat.mark_checkpoint(np.sin(x) * x)
+        with remat.CheckpointScope("part"):
+            h = np.tanh(h * np.exp(-h))
+        return steps(h, 3)
+
+    expected = remat.grad(f)(LARGE)
+    gradient = remat.grad(f, memory_budget=0.7)
+    for _ in range(3):
+        assert same_bits(gradient(LARGE), expected)
+
+
+@pytest.mark.filterwarnings("ignore::remat.RematWarning")
+@pytest.mark.parametrize("seed", range(40))
+def test_random_programs_give_the_bits_of_plain_ones(seed: int) -> None:
+    source = draw(seed, OUT_OF_PLACE + IN_PLACE + VIEWS + SCALARS)
+    start = np.linspace(-0.7, 0.9, 6)
+    try:
+        plain = remat.value_and_grad(compiled(source))(start.copy())
+    except remat.UnsupportedError:
+        return
+    program = compiled(with_scopes(seed, source) if seed % 2 else source)
+    gradient = remat.value_and_grad(program, memory_budget=0.9)
+    for _ in range(2):
+        try:
+            found = gradient(start.copy())
+        except remat.BudgetTooSmallError as error:
+            gradient = remat.value_and_grad(program, memory_budget=error.smallest)
+            found = gradient(start.copy())
+        assert all(map(same_bits, found, plain)), source
+
+
+def test_a_report_tells_what_was_planned_and_measured() -> None:
+    manager = remat.CheckpointManager(memory_budget=0.5)
+    with manager:
+        for _ in range(2):
+            remat.grad(steps)(LARGE)
+    record = manager.last_pass
+    assert 0 < record.measured_peak <= 1.1 * record.budget
+    assert record.recomputed_ops > 0
+    assert "numpy.tanh" in manager.report()
+    assert "test_budgets.py" in remat.memory_report(steps, LARGE).text()
+
+
+def test_a_frontier_goes_from_little_to_plain() -> None:
+    curve = remat.frontier(steps, LARGE)
+    assert curve.points[0].peak_bytes < 0.6 * curve.plain_peak_bytes
+    assert curve.slowdown(curve.points[0]) > 1
+
+
+def test_a_budget_around_a_part_of_a_gradient_is_refused() -> None:
+    def f(x: Any) -> Any:
+        with remat.CheckpointManager(memory_budget=0.5):
+            return np.sum(np.sin(x))
+
+    with pytest.raises(remat.UnsupportedError, match="outermost gradient"):
+        remat.grad(f)(LARGE)
+    assert same_bits(remat.grad(steps)(LARGE), PLAIN)
+
+
+@pytest.mark.parametrize("budget", [0, -1, "much", True, 1.5])
+def test_bad_budgets_are_refused(budget) -> None:
+    with pytest.raises((TypeError, ValueError), match="memory_budget"):
+        remat.grad(steps, memory_budget=budget)
+
+
+_PROCESS = """
+def peak():
+    # (Not ru_maxrss: a process inherits that of the one that started it.)
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+import numpy as np, remat
+from {module} import steps
+remat.grad(lambda x: steps(x, 12), memory_budget=10**9)(np.linspace(0.1, 1, 10))  # imports, plans
+x = np.linspace(0.1, 1, 1 << 20)
+before = peak()
+gradient = remat.grad(lambda x: steps(x, 12), memory_budget={budget})
+for _ in range(3):
+    gradient(x)
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("budget", [150_000_000, 250_000_000])
+def test_the_operating_system_sees_no_more_than_the_budget(budget) -> None:
+    code = _PROCESS.format(module=__name__, budget=budget)
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    peak = 1024 * int(found.stdout)
+    assert 0.5 * budget < peak <= 1.1 * budget  # a plain gradient takes 400 MB
