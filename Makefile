@@ -26,10 +26,10 @@ imports: $(VENV)/.test
 	$(BIN)/lint-imports
 
 tests: $(VENV)/.test
-	$(BIN)/pytest --numprocesses=auto --dist=worksteal --cov --cov-report=term-missing:skip-covered
+	$(BIN)/pytest --numprocesses=auto --dist=worksteal --ignore=tests/distributed --cov --cov-report=term-missing:skip-covered
 
-test-integrations: $(VENV)/.integrations  ## with Transformers, Diffusers, PEFT, Accelerate, Lightning
-	$(BIN)/pytest --numprocesses=auto --dist=worksteal tests/integrations
+test-integrations: $(VENV)/.integrations  ## several processes; Transformers, Diffusers, PEFT, Accelerate, Lightning
+	$(BIN)/pytest --numprocesses=auto --dist=worksteal tests/integrations tests/distributed
 
 N ?= 1000
 fuzz: $(VENV)/.test                ## N random programs against plain autograd: make fuzz N=10000 SEED=7
