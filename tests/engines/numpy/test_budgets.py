@@ -142,7 +142,7 @@ def peak():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
-import numpy as np, remat
+import numpy as np, remat, scipy.optimize, scipy.sparse  # which bounds of plans would import late
 from {module} import steps
 remat.grad(lambda x: steps(x, 12), memory_budget=10**9)(np.linspace(0.1, 1, 10))  # imports, plans
 x = np.linspace(0.1, 1, 1 << 20)

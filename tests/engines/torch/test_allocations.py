@@ -219,3 +219,17 @@ def test_bytes_per_region_are_what_it_drops_and_what_it_keeps() -> None:
         "swaps": (2 * 4000, 4000),  # its result stays with the caller
         "marked": (3 * 4000, 2 * 4000),  # also what cos gives, for sin; x and the mark are kept
     }
+
+
+def test_writes_to_lists_of_views_are_counted_as_without_a_profiler() -> None:
+    """In a dispatch mode, PyTorch switches off the layer that counts them."""
+
+    def gradient() -> torch.Tensor:
+        x = torch.ones(1, 3, requires_grad=True)
+        y = (x * 3.0).clone().view(1, -1)
+        torch._foreach_mul_([y], 0.8)
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    with remat.CheckpointProfiler():
+        found = gradient()
+    assert torch.equal(found, gradient())

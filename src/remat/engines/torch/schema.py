@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
 import torch
 
-from .backend import FUNCTIONS, NN_FUNCTIONS, TENSOR_FUNCTIONS
+from .backend import (
+    FUNCTIONS,
+    NN_FUNCTIONS,
+    TENSOR_FUNCTIONS,
+    on_conjugates,
+    with_version_counters,
+)
 
-__all__ = ["OpTraits", "Route", "traits_by_id", "traits_of"]
+__all__ = ["OpTraits", "Route", "call_in_mode", "traits_by_id", "traits_of"]
 
 aten = torch.ops.aten
 Key = int | str  # an argument: its position, or its name if it is a keyword
@@ -82,6 +89,20 @@ def traits_of(func: Any) -> OpTraits:
 
 
 traits_by_id: dict[int, OpTraits] = {}
+
+
+def call_in_mode(traits: OpTraits, call: Callable[[], Any]) -> Any:
+    """Call an op inside of a dispatch mode as it runs outside.
+
+    Inside, PyTorch switches off layers of the dispatcher that some kernels rely on.
+    """
+    if traits.counts_writes:
+        with with_version_counters():
+            return call()
+    if traits.uses_conjugates:
+        with on_conjugates():
+            return call()
+    return call()
 
 
 def _read(func: Any) -> OpTraits:

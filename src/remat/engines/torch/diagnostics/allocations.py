@@ -11,6 +11,7 @@ weak reference reports when it is freed. Temporary memory of a kernel is not see
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -27,6 +28,7 @@ from ..backend import (
     push_dispatch_mode,
 )
 from ..memory.tensors import is_plain
+from ..schema import call_in_mode, traits_of
 from .accounting import storage_number
 
 __all__ = ["track_allocations"]
@@ -58,7 +60,7 @@ class _AllocationTracker(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = call_in_mode(traits_of(func), partial(func, *args, **(kwargs or {})))
         if not is_inside_a_region():  # loops report their own memory
             made = [tensor for tensor in _tensors(out) if _has_memory(tensor)]
             if made:

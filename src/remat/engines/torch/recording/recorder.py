@@ -24,13 +24,11 @@ from ..backend import (
     count_function_modes,
     current_graph_task,
     keep_compiler_out,
-    on_conjugates,
     pop_dispatch_mode,
     pop_saved_tensor_hooks,
     push_dispatch_mode,
     push_saved_tensor_hooks,
     top_saved_tensor_hooks,
-    with_version_counters,
 )
 from ..memory import uncounted_writes
 from ..memory.records import Op, Origin, Place, Value, values_in
@@ -40,7 +38,7 @@ from ..randomness import Draw, draw, generator_of
 from ..region import Region, SavedTensor, unpack
 from ..replay import flat
 from ..retention import hold, keep_by_products
-from ..schema import OpTraits, Route, traits_by_id, traits_of
+from ..schema import OpTraits, Route, call_in_mode, traits_by_id, traits_of
 from ..source_location import MODULE_CALL, caller, user_code
 from .storages import StorageTable, no_tensor
 from .writes import WriteTracker
@@ -414,13 +412,7 @@ def _call(traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> tuple[Any,
     call = partial(traits.call, *args, **kwargs)
     if traits.is_random and traits.draws(args, kwargs):
         return draw(generator_of(args, kwargs), call)
-    if traits.counts_writes:
-        with with_version_counters():
-            return call(), None
-    if traits.uses_conjugates:
-        with on_conjugates():
-            return call(), None
-    return call(), None
+    return call_in_mode(traits, call), None
 
 
 def _must_come_back(tensor: Tensor, value: Value) -> bool:
