@@ -7,7 +7,7 @@ it again and again and keeps the stretches on a stack, so nothing recurses and m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from .actions import Action, Advance, Backward, Drop, Restore, Save, Tape, Tier
@@ -64,9 +64,7 @@ def walk(
             if decision.ahead:
                 yield Advance(start, at)
             if decision.tier is Tier.TAPE:
-                for step in range(at, at + decision.tapes):
-                    yield Tape(step)
-                    stretches.append(_Stretch(step + 1, Tier.TAPE, decision.room))
+                yield from _tapes(at, decision, stretches)
                 continue
             # A state is saved only if it will be restored: not before a tape that contains it.
             if not _is_last_use(decide(end - at, decision.tier, decision.room), end - at):
@@ -75,16 +73,28 @@ def walk(
             continue
         if end - start > 1:
             yield Advance(start, end - 1)
-        end -= 1
-        yield Backward(end)
-        while stretches and stretches[-1].start == end:
-            if stretches.pop().tier is Tier.TAPE:
-                end -= 1
-                yield Backward(end)
+        end = yield from _backward(end, stretches)
         if end:
             start, tier, room = stretches[-1]
             if not _is_last_use(decide(end - start, tier, room), end - start):
                 yield Restore(start, tier)
+
+
+def _backward(end: int, stretches: list[_Stretch[Room]]) -> Generator[Action, None, int]:
+    """Go back through the last step and all tapes before it; return the step that is reached."""
+    end -= 1
+    yield Backward(end)
+    while stretches and stretches[-1].start == end:
+        if stretches.pop().tier is Tier.TAPE:
+            end -= 1
+            yield Backward(end)
+    return end
+
+
+def _tapes(at: int, decision: Hold[Room], stretches: list[_Stretch[Room]]) -> Iterator[Action]:
+    for step in range(at, at + decision.tapes):
+        yield Tape(step)
+        stretches.append(_Stretch(step + 1, Tier.TAPE, decision.room))
 
 
 def _is_last_use(decision: Decision[Room], length: int) -> bool:

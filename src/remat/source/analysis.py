@@ -148,13 +148,32 @@ class _Analysis:
         names: set[str],
     ) -> Refusal | None:
         """Return a reason to leave a loop as it is, from what its names stand for."""
+        changed = {each.name for each in mutations if each.name}
+        refusal = self._refuse_mutations(loop, mutations, changed)
+        if refusal is not None:
+            return refusal
+        for name in sorted(self._live[loop].handlers & (bound | changed)):
+            return Refusal(
+                loop.lineno, f"an except or finally clause around it reads {name}, which it binds"
+            )
+        for name, function in _named_functions(loop.body):
+            if name in names and free_names(function) & bound:
+                line = getattr(function, "lineno", loop.lineno)
+                return Refusal(line, f"the nested function {name} outlives a turn")
+        if self._depths[loop] > _DEEPEST:
+            return Refusal(loop.lineno, f"it lies in {_DEEPEST} other loops")
+        return None
+
+    def _refuse_mutations(
+        self, loop: Loop, mutations: list[Mutation], changed: set[str]
+    ) -> Refusal | None:
+        """Return a reason to leave a loop as it is, from what it changes in place."""
         for each in mutations:
             line = getattr(each.node, "lineno", loop.lineno)
             if each.name is None:
                 return Refusal(line, f"its body {each.how}, an object from outside")
             if each.name not in self._local:
                 return Refusal(line, f"its body {each.how}, which is no local variable")
-        changed = {each.name for each in mutations if each.name}
         target, items = (None, None) if isinstance(loop, ast.While) else (loop.target, loop.iter)
         for name in sorted(changed & alias_names(_turn(loop), target, items)):
             return Refusal(
@@ -166,16 +185,6 @@ class _Analysis:
             for name in sorted(read_names(loop.iter) & changed):
                 if any(each.name == name and not each.is_augmented for each in mutations):
                     return Refusal(loop.lineno, f"its body changes {name}, which it iterates over")
-        for name in sorted(self._live[loop].handlers & (bound | changed)):
-            return Refusal(
-                loop.lineno, f"an except or finally clause around it reads {name}, which it binds"
-            )
-        for name, function in _named_functions(loop.body):
-            if name in names and free_names(function) & bound:
-                line = getattr(function, "lineno", loop.lineno)
-                return Refusal(line, f"the nested function {name} outlives a turn")
-        if self._depths[loop] > _DEEPEST:
-            return Refusal(loop.lineno, f"it lies in {_DEEPEST} other loops")
         return None
 
 

@@ -239,21 +239,26 @@ def capture(holders: Sequence[list[Any]], *, arrays: bool = False) -> Captures:
             found.know(value)
         elif isinstance(value, tuple | functools.partial):
             boxes = list(_inside(value, is_wanted))
+            for box in boxes:
+                found.note(box)
             if boxes:
-                for box in boxes:
-                    found.note(box)
                 found.place(place, value)
             work += references(value)
         elif id(value) not in seen:
             seen[id(value)] = place
-            if isinstance(value, GENERATORS):
-                found.generators.append(value)
-            elif isinstance(value, _CachedFunction):
-                found.know(value)
-                work.append((value.__wrapped__, NOWHERE))
-            else:
-                work += references(value)
+            work += _look_into(value, found)
     return found
+
+
+def _look_into(value: Any, found: Captures) -> list[tuple[Any, Place]]:
+    """Note an object that is found for the first time; return what it refers to."""
+    if isinstance(value, GENERATORS):
+        found.generators.append(value)
+        return []
+    if isinstance(value, _CachedFunction):
+        found.know(value)
+        return [(value.__wrapped__, NOWHERE)]
+    return references(value)
 
 
 def _is_number(value: Any) -> bool:

@@ -130,12 +130,12 @@ class Recording:
             else:
                 gathered[node] = add_outgrads(gathered.get(node), part)
 
-        top = _Top([node for node, g in zip(self.ends, seeds, strict=True) if _counts(node, g)])
+        starts = [pair for pair in zip(self.ends, seeds, strict=True) if _counts(*pair)]
+        top = _Top([node for node, _ in starts])
         for node in toposort(top):
             if node is top:
-                for end, seed in zip(self.ends, seeds, strict=True):
-                    if _counts(end, seed):
-                        add(end, seed)
+                for end, seed in starts:
+                    add(end, seed)
             elif node.parents:
                 out, _ = gathered.pop(node)
                 for parent, part in zip(node.parents, _parts(node, out), strict=True):

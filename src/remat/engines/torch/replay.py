@@ -141,17 +141,11 @@ def _replay(
             shards.before(number)
         try:
             _run(op, makes, values, uses, given)
-        except RecomputeMismatchError:
-            raise
         except Exception as error:
-            error.add_note(
-                f"{op.traits.func} failed when it was recomputed for the backward pass. It was "
-                f"called by {source_location.describe(op.place)}."
-            )
+            _note_place(error, op)
             raise
-        for value in holds and makes:
-            if value in holds and value.held is None:
-                hold(value, values[value])
+        if holds:
+            _hold_on(makes, holds, values)
         for value in op.reads:
             if uses[value] == 1:
                 values.pop(value, None)
@@ -164,6 +158,22 @@ def _replay(
     if observer is not None:
         observer.replayed(needed.ops, time.perf_counter() - began)
     return [decode_for_autograd(operand, values) for operand in wanted]
+
+
+def _note_place(error: Exception, op: Op) -> None:
+    """Add to an error where the op was called that failed; a mismatch says it by itself."""
+    if not isinstance(error, RecomputeMismatchError):
+        error.add_note(
+            f"{op.traits.func} failed when it was recomputed for the backward pass. It was "
+            f"called by {source_location.describe(op.place)}."
+        )
+
+
+def _hold_on(makes: list[Value], holds: Collection[Value], values: Mapping[Value, Tensor]) -> None:
+    """Hold what an op made, as far as it is to stay."""
+    for value in makes:
+        if value in holds and value.held is None:
+            hold(value, values[value])
 
 
 def _run(

@@ -13,7 +13,7 @@ import torch
 
 from .memory.records import Place
 
-__all__ = ["MODULE_CALL", "caller", "describe", "outermost_module", "user_code"]
+__all__ = ["MODULE_CALL", "caller", "describe", "line_text", "outermost_module", "user_code"]
 
 MODULE_CALL = torch.nn.Module._call_impl.__code__
 _REMAT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
@@ -80,6 +80,19 @@ def describe(place: Place, *, with_module: bool = True) -> str:
     module = reference() if with_module and reference is not None else None
     inside = f" of module {_path_of(module)}" if module is not None else ""
     return f"{code.co_qualname}{inside}, {code.co_filename}:{line}" + (f": {text}" if text else "")
+
+
+def line_text(place: Place) -> str:
+    """Format a location without its module; each line of the program is looked up once."""
+    code, instruction, _ = place
+    known = _texts.get((id(code), instruction))
+    if known is None:
+        known = _texts[id(code), instruction] = code, describe(place, with_module=False)
+    return known[1]
+
+
+# By id, with the code, so that the id stays its own.
+_texts: dict[tuple[int, int], tuple[CodeType, str]] = {}
 
 
 def _line_of(code: CodeType, instruction: int) -> int:

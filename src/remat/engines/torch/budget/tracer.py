@@ -17,7 +17,7 @@ from ....plans.trace import Op as TracedOp
 from ....plans.trace import Value as TracedValue
 from ..memory.records import Op, Origin, Place, Value
 from ..memory.tensors import nbytes_of
-from ..source_location import describe, outermost_module
+from ..source_location import line_text, outermost_module
 
 __all__ = ["Key", "Tracer", "key_of"]
 
@@ -209,7 +209,7 @@ class Tracer:
                 reads=op.reads,
                 makes=op.makes,
                 seconds=smoothed[number],
-                place=describe(op.place, with_module=False),
+                place=line_text(op.place),
                 module=op.module,
                 saves=tuple(self._saves[number]),
                 workspace_bytes=self._workspace.get(number, 0) + workspace.get(number, 0),

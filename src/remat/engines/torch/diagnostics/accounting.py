@@ -19,7 +19,7 @@ from ..memory.records import Op, Operand, Origin, Value
 from ..memory.tensors import is_plain, nbytes_of
 from ..region import Region, SavedTensor
 from ..replay import NeededOp, find_needs
-from ..source_location import describe
+from ..source_location import line_text
 
 __all__ = ["Accounting", "ObservedTensor", "name_of", "storage_number"]
 
@@ -81,7 +81,7 @@ class Accounting:
                 )
             )
         makes = tuple(self._traced[value] for value, _ in made)
-        place = describe(op.place, with_module=False)
+        place = line_text(op.place)
         self._ops.append(trace.Op(str(op.traits.func), reads, makes, seconds, place))
 
     def _number(self, value: Value) -> int:
