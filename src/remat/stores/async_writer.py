@@ -135,7 +135,7 @@ class Writer:
         with self._changed:
             if checkpoint is self._prefetched or checkpoint.checksum is None:
                 return
-            if self._prefetched is not None:
+            if self._prefetched is not None:  # pragma: no cover  (a matter of timing)
                 self._forget_prefetched(self._prefetched)
             self._prefetched = checkpoint
         self._do(Writer._read, checkpoint)

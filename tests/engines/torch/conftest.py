@@ -1,5 +1,6 @@
 """One thread: small tensors gain nothing from more, and the machine is shared."""
 
+import threading
 from collections import Counter
 
 import pytest
@@ -23,6 +24,17 @@ def nothing_is_left_switched_on():
         torch._C._autograd._pop_saved_tensors_default_hooks()
     assert (modes, hooks) == ([], None)
     assert torch.is_grad_enabled()
+
+
+@pytest.fixture
+def another_thread():
+    """Let there be another thread, as there is in most programs: draws are then checked."""
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    yield
+    stop.set()
+    thread.join()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from .oracles import FACES, Programs, randn, same
 
 programs = Programs()
 pytestmark = [
+    pytest.mark.usefixtures("another_thread"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
     pytest.mark.filterwarnings("ignore:Sparse:UserWarning"),

@@ -14,6 +14,8 @@ import remat
 
 from .oracles import FACES, Programs, randn, same
 
+pytestmark = pytest.mark.usefixtures("another_thread")
+
 programs = Programs()
 
 

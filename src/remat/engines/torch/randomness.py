@@ -8,6 +8,7 @@ replay does not reproduce both, another thread has drawn in the meantime.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import zlib
 from collections.abc import Callable, Iterable
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...errors import RecomputeMismatchError
+from .backend import below_autograd, without_dispatch_modes
 
 __all__ = ["Draw", "draw", "draw_again", "generator_of"]
 
@@ -71,17 +73,23 @@ def _checksum(generator: torch.Generator) -> int:
 
 
 def _sample(out: Any) -> int:
-    """Return a checksum of the first bytes of an op's outputs, if they are in main memory.
+    """Return a checksum of the first bytes that an op returned, if the host can read them.
 
-    The state alone is not enough: another thread may draw equally often in the forward pass and
-    in the replay.
+    The state alone is not enough: another thread may draw as much before a draw as after its
+    replay. Not through NumPy: a storage that an array shares counts as external memory.
     """
     checksum = 0
     for tensor in out if isinstance(out, list | tuple) else (out,):
-        if isinstance(tensor, Tensor) and tensor.device.type == "cpu" and tensor.numel():
-            first = tensor.detach().reshape(-1)[: _SAMPLE // tensor.element_size()]
-            checksum = zlib.crc32(first.contiguous().view(torch.uint8).numpy().data, checksum)
+        if type(tensor) is Tensor and tensor.device.type == "cpu" and _is_dense(tensor):
+            with without_dispatch_modes(), below_autograd():
+                count = _SAMPLE // tensor.element_size()
+                first = tensor.reshape(-1)[:count].clone(memory_format=torch.contiguous_format)
+            checksum = zlib.crc32(ctypes.string_at(first.data_ptr(), first.nbytes), checksum)
     return checksum
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
 
 
 def generator_of(args: Iterable[Any], kwargs: dict[str, Any]) -> torch.Generator:
