@@ -25,3 +25,20 @@ def test_a_program_does_the_same(name: str, engine: str) -> None:
 
 def test_the_corpus_is_large() -> None:
     assert len(PROGRAMS) >= 80
+
+
+@pytest.mark.filterwarnings("ignore::remat.RematWarning")
+@pytest.mark.parametrize("engine", ["numpy", "torch"])
+def test_lists_while_dynamo_evaluates_frames(engine: str) -> None:
+    """Callers hold one more reference to their arguments then."""
+    from torch._C._dynamo import eval_frame  # noqa: PLC0415
+
+    function = PROGRAMS["appended"].function
+    plain = run(function, engine)
+    before = eval_frame.set_eval_frame(False)
+    try:
+        transformed = run(remat.checkpoint_loops(function, min_steps=2), engine)
+    finally:
+        eval_frame.set_eval_frame(before)
+    assert_same(plain, transformed)
+    assert transformed.regions

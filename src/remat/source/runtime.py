@@ -195,7 +195,8 @@ class _Loop:
             is_fixed = isinstance(given[place], _FIXED)
             if is_fixed or not _is_changeable(given[place], api):
                 continue
-            if sys.getrefcount(given[place]) > _REFERENCES or api.is_seen_elsewhere(given[place]):
+            references = sys.getrefcount(given[place])
+            if references > _count_references() or api.is_seen_elsewhere(given[place]):
                 return (
                     f"its body changes {name} in place, and something else refers to it, too: "
                     "change a copy"
@@ -476,22 +477,18 @@ def _is_changeable(value: Any, api: Values) -> bool:
     return api.is_array_type(type(value)) or type(value) in _CHANGEABLE
 
 
+class _Probe:
+    def take(self, *given: Any) -> int:
+        return self.look(given)
+
+    def look(self, given: Sequence[Any]) -> int:
+        return sys.getrefcount(given[0])
+
+
 def _count_references() -> int:
-    """Count the references to an object that one variable of generated code holds."""
+    """Count the references to an object that one variable of generated code holds.
 
-    class Probe:
-        def take(self, *given: Any) -> int:
-            return self.look(given)
-
-        def look(self, given: Sequence[Any]) -> int:
-            return sys.getrefcount(given[0])
-
-    def generated() -> int:
-        value: list[Any] = []
-        probe = Probe()
-        return probe.take(value)
-
-    return generated()
-
-
-_REFERENCES = _count_references()
+    Counted anew each time: while TorchDynamo evaluates frames, callers keep their arguments.
+    """
+    value: list[Any] = []
+    return _Probe().take(value)
