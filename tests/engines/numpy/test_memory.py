@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
@@ -89,7 +91,7 @@ def test_small_states_keep_to_the_budget(schedule, leaves) -> None:
         options = {"memory_budget": BUDGET, "schedule": schedule}
         return np.sum(remat.checkpointed_loop(small_step, state, 800, **options)[0][0])
 
-    assert peak(lambda: remat.grad(loss)(np.ones(SMALL))) < 1.15 * BUDGET + PASS
+    assert peak(lambda: remat.grad(loss)(np.ones(SMALL))) < BUDGET + PASS
 
 
 def test_a_while_loop_of_small_states_keeps_to_the_budget() -> None:
@@ -99,7 +101,34 @@ def test_a_while_loop_of_small_states_keeps_to_the_budget() -> None:
         )[0]
         return np.sum(state[0])
 
-    assert peak(lambda: remat.grad(loss)(np.ones(SMALL))) < 1.15 * BUDGET + PASS
+    assert peak(lambda: remat.grad(loss)(np.ones(SMALL))) < BUDGET + PASS
+
+
+_PROCESS = """
+import numpy as np, remat
+def status(key):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(key))
+def gradient(steps):
+    def loss(x):
+        step = lambda s: np.sin(s) * 0.99 + 0.01
+        options = dict(memory_budget=4_000_000, schedule="{schedule}")
+        return np.sum(remat.checkpointed_loop(step, x, steps, **options)[0])
+    remat.grad(loss)(np.ones(8))
+gradient(50)  # imports
+open("/proc/self/clear_refs", "w").write("5")  # the high-water mark begins anew
+before = status("VmRSS")
+gradient(20_000)
+print(status("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("schedule", ["auto", "revolve", "uniform"])
+def test_small_states_keep_to_the_budget_by_the_operating_system(schedule) -> None:
+    code = _PROCESS.format(schedule=schedule)
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert 1_000_000 < int(found.stdout) <= 4_000_000
 
 
 def test_a_segment_holds_its_inputs_only() -> None:
