@@ -20,10 +20,11 @@ from dataclasses import dataclass, replace
 from ..errors import BudgetTooSmallError
 from ..sizes import format_bytes, parse_budget
 from .bounds import LowerBound
+from .closure import evictions
 from .facts import Facts
 from .plan import Plan
 from .search import PlanSet, improve
-from .segments import Curve, choose_cuts, solve_segments
+from .segments import Curve, choose_cuts, fewer_cuts, solve_segments
 from .simulate import Judge, Simulation
 from .trace import Trace
 
@@ -35,6 +36,8 @@ _MOST_TRIED = 20  # plans of the curve that are judged for a budget
 _SEARCHED_OPS = 1_500  # larger traces are not searched: the judge takes too long
 _SEARCHED_WORK = 100_000  # ops and nodes that the judge goes through for the plans of the search
 _SMALL, _SMALL_WORK = 150, 300_000  # ops, and work, of traces that are searched more closely
+_EVICTED_STAGES = 4  # ways to cut a trace into stages from which values are evicted one by one
+_EVICTED_WORK = 60_000
 _FRONTIER_POINTS = 40
 
 
@@ -103,12 +106,22 @@ class _Library:
         self._points = curve.points
         count = len(self._points)
         judged = min(count, max(_LEAST_JUDGED, _JUDGED_OPS // facts.count))
-        for number in sorted({round(n * (count - 1) / judged) for n in range(judged + 1)}):
+        for number in _spread(count, judged):
             self._plans.offer(curve.plan(number))
         where = cuts if facts.count > 40 else list(range(facts.count + 1))
         if facts.count <= _SEARCHED_OPS:
+            self._evict(facts, where[:-1])
             work = _SMALL_WORK if facts.count <= _SMALL else _SEARCHED_WORK
             improve(self._plans, facts, where, most=work)
+
+    def _evict(self, facts: Facts, firsts: list[int]) -> None:
+        """Offer plans that evict value by value, with fewer and fewer stages."""
+        most = max(2, _EVICTED_WORK // (_EVICTED_STAGES * 3 * facts.count))
+        for part in range(_EVICTED_STAGES):
+            stages = fewer_cuts(facts, [*firsts, facts.count], len(firsts) >> part)[:-1]
+            plans = list(evictions(facts, stages))
+            for number in _spread(len(plans), most):
+                self._plans.offer(plans[number])
 
     @property
     def smallest_budget(self) -> int:
@@ -140,6 +153,11 @@ class _Library:
             plan = replace(plan, peak_bytes=peak, extra_seconds=seconds)
             self._judged_plans[number] = plan
         return self._judged_plans[number]
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Return about so many of `count` numbers, the first and the last included."""
+    return sorted({round(n * (count - 1) / most) for n in range(most + 1)}) if count else []
 
 
 @functools.lru_cache(maxsize=16)

@@ -21,6 +21,7 @@ __all__ = ["PlanSet", "improve"]
 _SMALL = 10  # ops; of larger traces not all changes are tried
 _MEDIUM = 100  # ops; of larger traces plans that keep nothing take too long to judge
 _MOST_LIKELY = 12  # changes of a kind
+_FEW = 2  # forward passes
 
 
 class PlanSet:
@@ -70,26 +71,34 @@ def improve(plans: PlanSet, facts: Facts, cuts: list[int], *, most: int) -> None
     most += plans.work
     is_small = facts.count <= _SMALL
     moves = _AllMoves(facts, cuts) if is_small else _LikelyMoves(facts, cuts, plans.judge)
-    for plan in moves.extremes() if facts.count <= _MEDIUM else ():
-        plans.offer(plan)
-    explored: set[tuple[int, Plan]] = set()
+    for extreme in moves.extremes() if facts.count <= _MEDIUM else ():
+        plans.offer(extreme)
     for changes in (1, 2) if is_small else (1,):
-        while todo := [plan for plan in plans.plans if (changes, plan) not in explored]:
-            for plan in _spread(todo, facts.trace.seconds):
-                explored.add((changes, plan))
-                for other in moves.around(plan, changes):
-                    if plans.work >= most:
-                        return
-                    plans.offer(other)
+        explored: set[Plan] = set()
+        while (plan := _widest(plans.plans, explored, facts.trace.seconds)) is not None:
+            explored.add(plan)
+            for other in moves.around(plan, changes):
+                if plans.work >= most:
+                    return
+                plans.offer(other)
 
 
-def _spread(plans: list[Plan], seconds: float) -> list[Plan]:
-    """Return plans in an order that soon has some of every part of the curve.
+def _widest(plans: list[Plan], explored: set[Plan], seconds: float) -> Plan | None:
+    """Return the plan below which the curve has the largest gap, of those not yet explored.
 
-    Those that take longer than the pass itself come last: hardly anybody wants them.
+    A gap is the rectangle between a plan and the next smaller one: a plan inside of it would be
+    worth so many bytes and seconds. Seconds beyond a few passes do not count: hardly anybody wants
+    such plans.
     """
-    spread = sorted(range(len(plans)), key=lambda n: int(f"{n:020b}"[::-1], 2))
-    return sorted((plans[n] for n in spread), key=lambda plan: plan.extra_seconds > seconds)
+    best, largest = None, -1.0
+    smaller = Plan(frozenset(), peak_bytes=0, extra_seconds=_FEW * seconds)
+    for plan in plans:
+        height = min(smaller.extra_seconds, _FEW * seconds) - plan.extra_seconds
+        gap = (plan.peak_bytes - smaller.peak_bytes) * max(0.0, height)
+        if gap > largest and plan not in explored:
+            best, largest = plan, gap
+        smaller = plan
+    return best
 
 
 class _AllMoves:

@@ -19,7 +19,7 @@ from .plan import Plan, Stage
 from .recursion import Groups
 from .whole import WholeSegments
 
-__all__ = ["Curve", "choose_cuts", "solve_segments"]
+__all__ = ["Curve", "choose_cuts", "fewer_cuts", "solve_segments"]
 
 _MOST_CUTS = 160
 _POINTS = 512  # of a curve
@@ -62,6 +62,15 @@ def choose_cuts(facts: Facts) -> list[int]:
                 best[c // window] = c
         inner = list(best.values())
     return [0, *inner, facts.count]
+
+
+def fewer_cuts(facts: Facts, cuts: list[int], most: int) -> list[int]:
+    """Return the ends and at most so many cuts: in equal stretches those that few bytes cross."""
+    inner = cuts[1:-1]
+    size = math.ceil(len(inner) / max(1, most))
+    stretches = [inner[n : n + size] for n in range(0, len(inner), size)] if inner else []
+    best = [min(stretch, key=lambda cut: facts.crossing[cut]) for stretch in stretches]
+    return [cuts[0], *best, cuts[-1]]
 
 
 def _crossing_score(facts: Facts) -> list[int]:
