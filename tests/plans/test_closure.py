@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 from pathlib import Path
 
@@ -37,8 +38,8 @@ def test_plans_keep_less_and_less(name) -> None:
         assert plans
         seconds = [simulate(trace, plan).extra_seconds for plan in plans]
         # (Not exactly: what comes with an op that runs again is kept here, and free for the judge.)
-        assert all(more >= 0.9 * less for less, more in zip(seconds, seconds[1:], strict=False))
-        for larger, smaller in zip(plans, plans[1:], strict=False):
+        assert all(more >= 0.9 * less for less, more in itertools.pairwise(seconds))
+        for larger, smaller in itertools.pairwise(plans):
             assert larger.stages == smaller.stages
             assert smaller.keep < larger.keep
             assert len(larger.keep - smaller.keep) == 1
