@@ -32,7 +32,12 @@ from ...plans.policy import (
     SaveNames,
     SaveNothing,
 )
-from .backend import below_autograd, current_graph_task, without_dispatch_modes
+from .backend import (
+    below_autograd,
+    current_graph_task,
+    is_flat_parameter,
+    without_dispatch_modes,
+)
 from .memory.external_memory import SMALL, checksum
 from .memory.geometry import Geometry, may_overlap, view_over
 from .memory.records import Held, Holder, Operand, Origin, Value
@@ -297,7 +302,7 @@ def _check_parameter(value: Value, held: Held) -> None:
     """Raise if a parameter was given another storage or geometry, or was modified or freed."""
     tensor, storage = held.tensor, held.storage
     if tensor.untyped_storage() is not storage or not value.lies_like(tensor):
-        if getattr(tensor, "_is_flat_param", False):
+        if is_flat_parameter(tensor):
             raise _resharded(tensor)  # FSDP1
         raise ModifiedInputError(
             "one of the variables needed for gradient computation has been given other memory, or "

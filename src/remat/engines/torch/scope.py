@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...plans.policy import Policy, SaveEverything
 from .diagnostics.lone_scope import LoneScope
-from .recording.recorder import recorder_of_this_thread
+from .recording.threads import recorder_of_this_thread
 from .region import Region
 from .segment import close_region, open_region
 from .selective import torch_policy

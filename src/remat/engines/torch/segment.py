@@ -18,7 +18,8 @@ from .diagnostics.accounting import Accounting, name_of
 from .memory.records import Value
 from .memory.tensors import nbytes_of
 from .modes import changing_mode, why_it_counts
-from .recording.recorder import Recorder, recorder_of_this_thread
+from .recording.recorder import Recorder
+from .recording.threads import recorder_of_this_thread
 from .region import Region, RegionObserver
 from .retention import Retention, drop
 from .selective import torch_policy

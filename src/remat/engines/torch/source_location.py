@@ -11,11 +11,11 @@ from weakref import ref
 
 import torch
 
+from .backend import MODULE_CALL
 from .memory.records import Place
 
-__all__ = ["MODULE_CALL", "caller", "describe", "line_text", "outermost_module", "user_code"]
+__all__ = ["caller", "describe", "line_text", "outermost_module", "user_code"]
 
-MODULE_CALL = torch.nn.Module._call_impl.__code__
 _REMAT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _LIBRARIES = os.path.dirname(torch.__file__) + os.sep, _REMAT + os.sep
 _MAX_FRAMES = 9  # frames that are searched at most, so that deep stacks are not slow

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....errors import UnsupportedError
+from ..backend import TorchDispatchMode, preserve_version_counter
 from ..generators import Generators, GeneratorStates
 from ..memory.tensors import is_plain
 from ..randomness import generator_of
@@ -94,7 +93,7 @@ class SideEffects:
     def undone(self) -> Iterator[None]:
         """Run steps again; afterwards side effects are undone, and no write is counted."""
         now = self.snapshot()
-        with _unsafe_preserve_version_counter(tuple(self._counters)):
+        with preserve_version_counter(tuple(self._counters)):
             try:
                 yield
             finally:
@@ -116,6 +115,7 @@ class SideEffects:
 class StepMonitor(TorchDispatchMode):
     """Observes the ops of a step: storages that it makes, what it writes to and draws from."""
 
+    remat_looks_on = True
     supports_higher_order_operators = True
 
     def __init__(self, given: Iterable[Any]) -> None:

@@ -23,7 +23,7 @@ from ....stores import Arrays
 from ..arrays import TorchArrays
 from ..backend import has_global_module_hooks
 from ..comparing import difference_of
-from ..recording.recorder import without_recorder
+from ..recording.threads import without_recorder
 from .autocast import AutocastState
 from .captures import Captures
 from .gradient_accumulator import GradientAccumulator
