@@ -86,7 +86,7 @@ class LoadedValues:
             return sys.modules["torch"].zeros_like(leaf, requires_grad=False)
         return np.zeros_like(_plain(leaf))
 
-    def nothing(self, like: Any) -> Any:
+    def tracked_zero(self, like: Any) -> Any:
         """Return a number that is tracked as an array is."""
         if _is_tensor_type(type(like)):
             return like.sum() * 0  # (a new leaf would be one that a step has made for itself)

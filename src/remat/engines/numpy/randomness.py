@@ -70,7 +70,7 @@ class Randomness:
             self._sources[i].write(state[i])
             self._known[i] = state[i]
 
-    def watch_only_used(self, before: GeneratorStates, after: GeneratorStates) -> GeneratorStates:
+    def track_only_used(self, before: GeneratorStates, after: GeneratorStates) -> GeneratorStates:
         """Ignore the generators that were not drawn from; return what is needed of `before`."""
         self._active = [i for i in self._active if before[i] is not after[i]]
         self._known = [now if i in self._active else None for i, now in enumerate(self._known)]

@@ -15,6 +15,7 @@ from ...loops import Measured, StepOutputs
 from ...stores import Arrays
 from .arrays import NumpyArrays
 from .captures import Captures
+from .memory_measure import held_elsewhere, memories, nbytes, references, traced_memory
 from .overlaps import copy_of, guarded, refuse_write_to_overlap
 from .randomness import GeneratorStates, Randomness
 from .tape import (
@@ -26,7 +27,6 @@ from .tape import (
     refuse_boxes,
     zeros_like,
 )
-from .weighing import held_elsewhere, memories, nbytes, references, traced_memory
 
 __all__ = [
     "Gradients",
@@ -36,7 +36,7 @@ __all__ = [
     "RecordedStep",
     "Steps",
     "difference_of",
-    "proves_nothing",
+    "is_inconclusive",
     "read_only",
 ]
 
@@ -249,7 +249,7 @@ class Steps:
 
     def end_forward(self, initial: HeldState) -> None:
         self.captures.refuse_leftovers()
-        self.randomness.watch_only_used(initial.random_state, self.randomness.snapshot())
+        self.randomness.track_only_used(initial.random_state, self.randomness.snapshot())
 
     def begin_backward(self) -> None:
         """Nothing to check: what was modified shows in the states."""
@@ -307,10 +307,10 @@ class Steps:
         after = recorded.after.leaves
         seeds = [zeros_like(leaf) if is_differentiable(leaf) else None for leaf in after]
         seeds += [None] * (len(recorded.recording.ends) - len(seeds))
-        nothing: list[Flagged | None] = [None] * len(recorded.recording.roots)
-        recorded.recording.go_back(seeds, nothing, self.shared)
+        no_sums: list[Flagged | None] = [None] * len(recorded.recording.roots)
+        recorded.recording.go_back(seeds, no_sums, self.shared)
         tracemalloc.reset_peak()
-        recorded.recording.go_back(seeds, nothing, self.shared)
+        recorded.recording.go_back(seeds, no_sums, self.shared)
         self.shared.sums = {}
         return tracemalloc.get_traced_memory()[1]
 
@@ -331,7 +331,7 @@ class Steps:
         start = [leaf for leaf, t in before if is_differentiable(leaf) and (t or step > 0)]
         # Why not strict? The outputs of a scan come after the state.
         after = zip(recorded.after.leaves, recorded.recording.ends, strict=False)
-        if proves_nothing(start, [leaf for leaf, node in after if node is not None]):
+        if is_inconclusive(start, [leaf for leaf, node in after if node is not None]):
             self.captures.refuse_changed_number(
                 f"step {step}",
                 "Keep the number in the state, take it from the xs of remat.checkpointed_scan, or "
@@ -443,8 +443,8 @@ def read_only(value: Any) -> Any:
     return value
 
 
-def proves_nothing(before: list[Any], after: list[Any]) -> bool:
-    """Tell values that agree whatever happened on the way: zero times anything is zero.
+def is_inconclusive(before: list[Any], after: list[Any]) -> bool:
+    """Return whether values agree whatever a step computes: zero times anything is zero.
 
     One result of zeros is enough for that; of what it started from, all has to be zero.
     """

@@ -389,8 +389,8 @@ class Retention:
         self._kept: list[ref[Holder]] = []
 
     @property
-    def matched_nothing(self) -> bool:
-        """Whether a policy was asked and has kept nothing."""
+    def has_kept_none(self) -> bool:
+        """Whether a policy was asked and kept no value."""
         return self.policy is not None and self._was_asked and not self._has_kept
 
     def made(

@@ -132,7 +132,7 @@ def close_region(region: Region | None, what: Any) -> None:
             return  # the common case
     if what is not None and region.has_kept_everything() and not _is_evaluated(what):
         _warn(what, _why_no_effect(region))
-    elif what is not None and region.retention is not None and region.retention.matched_nothing:
+    elif what is not None and region.retention is not None and region.retention.has_kept_none:
         policy = region.retention.policy
         warn_once(
             (_key_of(what), repr(policy)),

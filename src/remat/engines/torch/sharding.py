@@ -25,7 +25,7 @@ class ShardedParameters:
     """Gathers the parameters of sharded modules while some ops are run again."""
 
     def __init__(self, first: dict[int, list[Any]], last: dict[int, list[Any]]) -> None:
-        self._first = first  # modules that an op is the first to need, by its place among the ops
+        self._first = first  # modules that an op is the first to need, by its number
         self._last = last
         self._gathered: list[Any] = []
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from ....loops import Account
-from ..weighing import memories
+from ..memory_measure import memories
 
 __all__ = ["RegionAccounting", "accounting_of"]
 

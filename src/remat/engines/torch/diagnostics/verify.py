@@ -19,7 +19,7 @@ from ....segments import SegmentOptions
 from ....verification import Verification
 from ..backend import TorchDispatchMode
 from ..generators import Generators
-from ..memory.records import Op, Place, Value
+from ..memory.records import Op, SourceLocation, Value
 from ..referenced_tensors import referenced_tensors
 from ..replay import flat
 from ..schema import traits_of
@@ -174,7 +174,7 @@ class Checker(Accounting):
             elif not self.found:
                 self.found = (
                     f"{op.traits.func} gave another value when it was recomputed. It was called by "
-                    f"{describe(op.place)}. Likely causes: it draws random numbers that remat "
+                    f"{describe(op.location)}. Likely causes: it draws random numbers that remat "
                     "cannot see, an input was modified through .data or shared memory, or the op "
                     "is not deterministic"
                 )
@@ -187,7 +187,7 @@ class _Log(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[tuple[str, Place, list[bytes]]] = []
+        self.seen: list[tuple[str, SourceLocation, list[bytes]]] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

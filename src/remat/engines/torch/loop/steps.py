@@ -80,8 +80,8 @@ class Steps:
         self._has_more = bool(inputs.leaves) or outputs.wanted  # than a state
         self._needs_gradients = False
         self._autocast = AutocastState()
-        self.uses_state: set[int] = set()  # places of leaves of the initial state
-        self.uses_inputs: set[int] = set()  # places of leaves of xs
+        self.uses_state: set[int] = set()  # positions of leaves of the initial state
+        self.uses_inputs: set[int] = set()  # positions of leaves of xs
         self.reset_gradients()
 
     def reset_gradients(self) -> None:
@@ -304,7 +304,7 @@ class Steps:
         try:
             new = self.call(state, None)[0]
         except Exception as error:
-            error.add_note(_place(step))
+            error.add_note(_raised_in(step))
             raise
         if type(new) is not Tensor:
             new = self._checked(new, step)[0]
@@ -332,7 +332,7 @@ class Steps:
             else:
                 new, output = self.call(state, x)
         except Exception as error:
-            error.add_note(_place(step))
+            error.add_note(_raised_in(step))
             raise
         # (A step that does not write in place in the forward pass does not do so later.)
         if is_new and versions_of(own + inputs if inputs else own) != versions:
@@ -475,7 +475,7 @@ class _MonitoredRun:
         self._steps.record_effects(self._monitor)
 
 
-def _place(step: int) -> str:
+def _raised_in(step: int) -> str:
     return f"raised in step {step} of a loop that remat runs"
 
 

@@ -26,7 +26,7 @@ from ..backend import (
     push_saved_tensor_hooks,
 )
 from ..memory import uncounted_writes
-from ..memory.records import Op, Origin, Place, Value, values_in
+from ..memory.records import Op, Origin, SourceLocation, Value, values_in
 from ..memory.tensors import EXACT_TYPES, alias, is_plain
 from ..output_reuse import OutputReuse
 from ..randomness import Draw, draw, generator_of
@@ -94,7 +94,7 @@ class Recorder(TorchDispatchMode):
                 raise UnsupportedError(
                     f"checkpointing needs saved-tensor hooks, which are disabled here: {error}"
                 ) from error
-            uncounted_writes.watch()
+            uncounted_writes.install_hooks()
             keep_compiler_out()
             region.backward_began = self.end_iteration
             push_dispatch_mode(self)
@@ -226,10 +226,10 @@ class Recorder(TorchDispatchMode):
         frame = _getframe(2)
         code, back = frame.f_code, frame.f_back
         if id(code) in user_code and (back is None or back.f_code is not MODULE_CALL):
-            place: Place = code, frame.f_lasti, None  # `caller`, inlined
+            location: SourceLocation = code, frame.f_lasti, None  # `caller`, inlined
         else:
-            place = caller(frame)
-        op = _new_op(Op, (self._ops, traits, call, encoded, reads, None, None, place))
+            location = caller(frame)
+        op = _new_op(Op, (self._ops, traits, call, encoded, reads, None, None, location))
         self._ops += 1
         if type(out) is Tensor:
             self.table.made(out, op, 0)
@@ -282,8 +282,8 @@ class Recorder(TorchDispatchMode):
                 table.values.pop(key, None)
         seconds = time.perf_counter() - began
         reads = [*values_in(encoded), *values_in(keywords.values())]
-        place = caller(_getframe(2))
-        op = Op(self._ops, traits, traits.call, encoded, reads, keywords or None, drawn, place)
+        location = caller(_getframe(2))
+        op = Op(self._ops, traits, traits.call, encoded, reads, keywords or None, drawn, location)
         self._ops += 1
         made = [(writes.after(op, write, keep=keep), write.tensor) for write in written]
         if traits.saves_before_write:
