@@ -169,7 +169,7 @@ def _is_of_numpy(value: Any) -> bool:
 
 
 def track_allocations(observer: Observer) -> Callable[[], None]:
-    """Tell an observer what this thread allocates, where an engine can; return what ends that."""
+    """Report to an observer what this thread allocates, if an engine can; return what stops it."""
     if _array_type("torch") is None:
         return lambda: None
     stop: Callable[[], None] = cast(Any, _load("torch")).track_allocations(observer)

@@ -98,7 +98,9 @@ class Captures:
     def accept_constants(self) -> None:
         """After a recorded run: what was left behind and is not traced is a constant."""
         for key, value in self._left_behind():
-            if isbox(value) or isinstance(value, str):  # nobody sees what is in a functools cache
+            if isbox(value) or isinstance(
+                value, str
+            ):  # the content of a functools cache is not visible
                 raise _left(value)
             self._known[key] = value
 

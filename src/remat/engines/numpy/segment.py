@@ -289,7 +289,7 @@ class Segment:
                 (i for i, (a, b) in enumerate(zip(again, self.marks, strict=False)) if a != b), 0
             )
             raise RecomputeMismatchError(
-                f"{name} was run again on the way back and its result {number} differs from the "
+                f"{name} was run again in backward and its result {number} differs from the "
                 "first time. Likely causes: it reads something that changes between calls (a "
                 "counter, a clock, a file, a global), its inputs or what it closes over were "
                 "changed in place since, or it draws from a random generator that remat cannot "

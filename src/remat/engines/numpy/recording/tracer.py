@@ -1,4 +1,4 @@
-"""Writes down what a pass does, as a `Trace` for planners.
+"""Records what a pass does, as a `Trace` for planners.
 
 Views are no values of their own: what reads a view reads the value whose memory it is in.
 """
