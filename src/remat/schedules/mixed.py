@@ -20,8 +20,8 @@ cases that the tests go through.
 A *recording* is steps whose tapes are made one after another, the last of which may need none:
 a runner that goes back through all of it at once pays for that once. If it costs something, a
 stretch that comes right after a tape is another question than one that does not: J(n, r), where one
-more tape is part of the same recording. Counted as one evaluation, the recordings may become half as many for
-a thousandth of the evaluations.
+more tape is part of the same recording. Counted as one evaluation, the recordings may become half
+as many for a thousandth of the evaluations.
 """
 
 from __future__ import annotations
