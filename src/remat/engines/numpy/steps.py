@@ -12,6 +12,7 @@ import numpy as np
 
 from ... import trees
 from ...loops import Measured, StepOutputs
+from ...loops.differences import state_difference
 from ...stores import Arrays
 from .arrays import NumpyArrays
 from .captures import Captures
@@ -203,12 +204,7 @@ class Steps:
         return [None if g is None else g[0] for g in gathered[:count]]
 
     def difference(self, one: HeldState, other: HeldState) -> str | None:
-        for i, (a, b) in enumerate(zip(one.leaves, other.leaves, strict=True)):
-            words = difference_of(a, b)
-            if words:
-                name = trees.paths(trees.unflatten(self.structure, other.leaves))[i]
-                return f"state{name} {words}"
-        return None
+        return state_difference(self.structure, one.leaves, other.leaves, difference_of)
 
     def split(self, held: HeldState) -> tuple[list[Any], GeneratorStates]:
         return held.leaves, held.random_state

@@ -19,6 +19,7 @@ from torch import Tensor
 from .... import trees
 from ....errors import UnsupportedError
 from ....loops import Measured
+from ....loops.differences import state_difference
 from ....stores import Arrays
 from ..arrays import TorchArrays
 from ..backend import has_global_module_hooks
@@ -183,12 +184,7 @@ class Steps:
         return gradients[: len(gradient)]
 
     def difference(self, one: HeldState, other: HeldState) -> str | None:
-        for i, (a, b) in enumerate(zip(one.leaves, other.leaves, strict=True)):
-            words = difference_of(a, b)
-            if words:
-                name = trees.paths(trees.unflatten(self.structure, other.leaves))[i]
-                return f"state{name} {words}"
-        return None
+        return state_difference(self.structure, one.leaves, other.leaves, difference_of)
 
     def split(self, held: HeldState) -> tuple[list[Any], Any]:
         return held.leaves, (held.tracked, held.effects)
