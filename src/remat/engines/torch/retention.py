@@ -36,6 +36,7 @@ from .backend import (
     below_autograd,
     current_graph_task,
     is_flat_parameter,
+    with_version_counters,
     without_dispatch_modes,
 )
 from .memory.external_memory import SMALL, checksum
@@ -50,7 +51,10 @@ __all__ = [
     "drop",
     "fetch",
     "hold",
+    "hold_alias",
     "hold_copy",
+    "hold_old_geometry",
+    "hold_old_shape",
     "is_available",
     "keep",
     "keep_by_products",
@@ -79,6 +83,24 @@ def hold_copy(value: Value) -> None:
     """Replace what is held of a value by a copy."""
     assert value.held is not None
     value.held = Held(_copy_of(value.held), is_copy=True)
+
+
+def hold_alias(held: Held) -> None:
+    """Hold an alias of a parameter instead of the parameter itself."""
+    held.tensor = alias(held.tensor)
+
+
+def hold_old_shape(held: Held) -> None:
+    """Hold a parameter by an alias, because an op is about to change its shape in place."""
+    hold_alias(held)
+    held.storage = None
+
+
+def hold_old_geometry(held: Held, geometry: Geometry) -> None:
+    """Hold a parameter with the geometry that it had before its .data was assigned."""
+    size, stride, offset, *_ = geometry
+    with without_dispatch_modes(), with_version_counters():
+        held.tensor = held.tensor.detach().as_strided(size, stride, offset)
 
 
 def keep(value: Value, tensor: Tensor) -> None:

@@ -93,11 +93,11 @@ class _CopiedCall:
         self.inputs = {f"input {n}": _copy(leaf) for n, leaf in enumerate(leaves)}
 
     def __call__(self) -> Any:
-        given = [t.clone() if isinstance(t, Tensor) else t for t in self.inputs.values()]
-        args, kwargs = trees.unflatten(self._structure, given)
+        args, kwargs = self._arguments()
         return self._function(*args, **kwargs)
 
     def in_region(self, options: SegmentOptions, checker: Checker) -> Any:
+        args, kwargs = self._arguments()  # before the region, which would record the copies
         region = open_region(
             options.name,
             preserve_rng_state=options.preserve_rng_state,
@@ -105,9 +105,13 @@ class _CopiedCall:
             observer=checker,
         )
         try:
-            return self()
+            return self._function(*args, **kwargs)
         finally:
             close_region(region, None)
+
+    def _arguments(self) -> Any:
+        copies = [t.clone() if isinstance(t, Tensor) else t for t in self.inputs.values()]
+        return trees.unflatten(self._structure, copies)
 
 
 def _difference(plain: Outcome, checked: Outcome) -> str:

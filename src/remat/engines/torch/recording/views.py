@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..backend import count_function_modes
 from ..memory.records import Value
-from ..memory.tensors import EXACT_TYPES, alias, share_a_counter, version_of
+from ..memory.tensors import EXACT_TYPES, share_a_counter, version_of
+from ..retention import hold_old_shape
 from ..schema import OpTraits
 from .storages import StorageTable, no_tensor
 
@@ -48,7 +49,7 @@ def _reshape(
         held = member.held
         if held is not None and held.tensor is tensor:  # a parameter: keep its old shape
             table.parameters.pop(id(tensor), None)
-            held.tensor, held.storage = alias(tensor), None
+            hold_old_shape(held)
     out = traits.call(*args, **kwargs)
     for member in family:
         # No data changes, but the version counter does, also that of tensors which share it.
