@@ -111,7 +111,7 @@ class Segment:
         if options.preserve_rng_state:
             given = [leaf for leaf in self.leaves if isinstance(leaf, GENERATORS)]
             self.randomness = Randomness([*self.captures.generators, *given])
-        self.random_state = self.randomness.last_snapshot if self.randomness else ()
+        self.random_state = self.randomness.last_snapshot if self.randomness else {}
         self.results: list[Any] = []
         self.written: list[int] = []  # arguments that the function writes to: it gives them, too
         self.finals: list[Any] = []  # what they are after the call
@@ -154,8 +154,7 @@ class Segment:
             self._run_recorded()
         if self.randomness:
             # A state is some 30 KB: not worth holding for a function that draws no numbers.
-            now = self.randomness.snapshot()
-            self.random_state = self.randomness.track_only_used(self.random_state, now)
+            self.random_state = self.randomness.ignore_unused(self.random_state)
         self.has_run = True
         self.captures.refuse_leftovers()
         refuse_boxes(self.results)

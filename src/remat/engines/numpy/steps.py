@@ -245,7 +245,7 @@ class Steps:
 
     def end_forward(self, initial: HeldState) -> None:
         self.captures.refuse_leftovers()
-        self.randomness.track_only_used(initial.random_state, self.randomness.snapshot())
+        self.randomness.ignore_unused(initial.random_state)
 
     def begin_backward(self) -> None:
         """Nothing to check: what was modified shows in the states."""

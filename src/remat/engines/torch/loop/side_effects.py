@@ -52,7 +52,7 @@ class SideEffects:
 
     @property
     def is_random(self) -> bool:
-        return self._generators.are_used
+        return self._generators.is_used
 
     def add(self, monitor: StepMonitor) -> None:
         """Note what a step that was monitored wrote to and drew from."""
@@ -63,7 +63,7 @@ class SideEffects:
                 self._first[address] = before
                 self._latest = {**self._latest, address: before}
         for generator, state in monitor.generators.items():
-            self._generators.add(generator, state)
+            self._generators.add_generator(generator, state)
 
     def complete(self, initial: Snapshot) -> None:
         """Check the writes after all steps have run; ignore generators that none drew from."""
