@@ -86,10 +86,11 @@ class RandomStates:
 
     def restore(self, states: GeneratorStates) -> None:
         """Set all to their states in a snapshot; one that it lacks was not drawn from by then."""
-        latest = {key: states.get(key, self._first[key]) for key in self._sources}
-        for key, state in latest.items():
-            self._sources[key].write(state)
-        self._latest = latest
+        if states.keys() != self._sources.keys():
+            states = {key: states.get(key, self._first[key]) for key in self._sources}
+        for key, source in self._sources.items():
+            source.write(states[key])
+        self._latest = states  # the same object: later snapshots share it
 
     def ignore_unused(self, before: GeneratorStates) -> GeneratorStates:
         """Leave those alone that were not drawn from since `before`; return what is left of it."""
