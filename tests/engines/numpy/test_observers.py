@@ -224,7 +224,7 @@ def test_what_was_told_is_taken_back_after_an_error() -> None:
 
 
 def test_what_goes_back_in_another_thread_is_reported_to_the_same_observers() -> None:
-    """A observer of the first thread sees a way back that a second thread makes."""
+    """An observer of the first thread sees a way back that a second thread makes."""
     with remat.CheckpointProfiler() as profiler:
         vjp, _ = autograd.make_vjp(lambda x: np.sum(remat.checkpoint(deep(np.sin), x)))(X)
         thread = threading.Thread(target=vjp, args=(1.0,))

@@ -121,7 +121,7 @@ class Segment:
         self.traced_results: list[bool] = []
         self.marks: list[Any] = []
         self.account = Account()
-        self.tape_bytes = 0  # if it was weighed
+        self.tape_bytes = 0  # if it was measured
         self.tape_key = object()
         self.kept: Recording | None = None
 
@@ -148,7 +148,7 @@ class Segment:
 
     def forward(self) -> tuple[Any, ...]:
         self.account.begin(self.display_name)
-        if self.threshold is None and not self.account.must_weigh:
+        if self.threshold is None and not self.account.must_measure:
             self.results = self._run_plainly()
         else:
             self._run_recorded()
@@ -240,9 +240,9 @@ class Segment:
                     )
 
     def _run_recorded(self) -> None:
-        """Run with a tape and weigh it; keep it if it is light enough."""
+        """Run with a tape and measure it; keep it if it is small enough."""
         account = self.account
-        with traced_memory() as used, account.inside(rehearsing=self.threshold is None):
+        with traced_memory() as used, account.inside(measuring=self.threshold is None):
             base = used()
             recording = record(self._recorded, self.inputs, self.wanted)
             self.tape_bytes = used() - base
@@ -261,7 +261,7 @@ class Segment:
         between = max(0, self.tape_bytes - sum(made.values()))
         self.tape_bytes = between + sum(on_tape.values())
         inputs = memories(p for p, v in zip(self.inputs, self.values, strict=True) if is_made(v))
-        account.weighed(between + account.inner_excess, inputs | on_tape)
+        account.add_measured(between + account.inner_excess, inputs | on_tape)
         account.keeps_arrays(inputs)
         if self.threshold is not None and self.tape_bytes <= self.threshold:
             self.kept = recording

@@ -15,7 +15,7 @@ def accounting_of(name: str) -> RegionAccounting | None:
     """Return the accounting of a region that begins; None without a profiler."""
     account = Account()
     account.begin(name)
-    return RegionAccounting(account) if account.must_weigh else None
+    return RegionAccounting(account) if account.must_measure else None
 
 
 class RegionAccounting:
@@ -32,7 +32,7 @@ class RegionAccounting:
         if new:
             self._plain |= new
             if self._account.observers:
-                self._account.weighed(0, new)
+                self._account.add_measured(0, new)
 
     def holds(self, array: Any, *, forward: bool) -> None:
         """An array is held from now on."""
@@ -52,7 +52,7 @@ class RegionAccounting:
         """Report to the call around it, if it is measured, what a plain pass would add."""
         if not self._account.observers:
             dropped = sum(n for key, n in self._plain.items() if key not in self._held)
-            self._account.weighed(dropped, {})
+            self._account.add_measured(dropped, {})
 
     def recomputed(self, ops: int, seconds: float) -> None:
         self._account.recomputed(ops, seconds)
