@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stores import Narrow, overflow_error
-from .array_function import plain
+from .follow import plain
 
 __all__ = ["Kind", "NumpyArrays"]
 

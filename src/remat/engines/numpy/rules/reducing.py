@@ -9,7 +9,7 @@ import numpy as np
 from autograd.extend import defvjp, primitive
 
 from ....errors import UnsupportedError
-from ..array_function import as_array, numpy_functions, refuse, rule_for
+from ..follow import as_array, numpy_functions, refuse, rule_for
 
 # -- sums and means --------------------------------------------------------------------------------
 
