@@ -1,4 +1,4 @@
-"""A loop whose length nobody knows in advance: iterate until it converges."""
+"""A loop of unknown length: iterate until it converges."""
 
 import numpy as np
 

@@ -75,7 +75,7 @@ def test_a_device_that_is_not_there(capsys, device) -> None:
 
 
 def nearly(function, *args):
-    """A face whose gradients are wrong in the last bits."""
+    """A function whose gradients are wrong in the last bits."""
     return [tensor * (1 + 1e-6) for tensor in function(*args)]
 
 
@@ -85,9 +85,9 @@ def forgets_random_numbers(function, *args):
     return out
 
 
-@pytest.mark.parametrize("face", [nearly, forgets_random_numbers])
-def test_a_wrong_engine_is_found(monkeypatch, face) -> None:
-    monkeypatch.setattr(programs, "FACES", (face,))
+@pytest.mark.parametrize("api", [nearly, forgets_random_numbers])
+def test_a_wrong_engine_is_found(monkeypatch, api) -> None:
+    monkeypatch.setattr(programs, "APIS", (api,))
     with pytest.raises(cases.Failed, match="differ"):
         cases.random_programs(CPU, quick=True)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import remat
-from remat import cli
-from remat.cli import main
+from remat.cli import demo, entry, main, plan
 from remat.schedules import Disk
 
 PLAN = ["plan", "--steps", "100", "--checkpoints", "5"]
@@ -69,7 +68,7 @@ def test_no_command_shows_the_help(capfd):
 
 
 def examples():
-    texts = (cli._EXAMPLES, cli._PLAN_EXAMPLES)
+    texts = (entry._EXAMPLES, plan._PLAN_EXAMPLES)
     lines = [line.split("  ")[1] for text in texts for line in text.splitlines() if "  re" in line]
     return [line for line in lines if line.startswith("remat plan")]
 
@@ -248,7 +247,7 @@ def test_an_interrupt_is_exit_code_130(capfd, monkeypatch):
     def interrupted(size):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "run_demo", interrupted)
+    monkeypatch.setattr(demo, "run_demo", interrupted)
     assert run(capfd, "demo") == (130, "", "remat: interrupted\n")
 
 

@@ -11,7 +11,7 @@ from remat.observers import observers, start_observing, stop_observing, warn_onc
 from remat.reports.accounting import MemoryAccounting
 
 
-def test_those_who_watch_are_known_in_their_thread_only() -> None:
+def test_observers_are_known_in_their_thread_only() -> None:
     one, other, seen = MemoryAccounting(), MemoryAccounting(), []
     start_observing(one)
     start_observing(other)

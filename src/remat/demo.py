@@ -65,7 +65,7 @@ class DemoResult:
     gradient_largest: float  # the largest entry, to compare that with
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what there is to tell, for JSON."""
+        """Return the results for JSON."""
         passes = {
             measured.name: {"peak_bytes": measured.peak_bytes, "seconds": measured.seconds}
             for measured in (self.plain, self.checkpointed)
@@ -158,7 +158,7 @@ def plain_pass(size: DemoSize, *, progress: bool = True) -> tuple[float, Array]:
     """Differentiate an ordinary Python loop."""
     with _bars(progress) as bars:
         forward = bars.add_task("forward", total=size.steps)
-        backward = bars.add_task("backward", total=None, start=False)  # nobody tells how far it is
+        backward = bars.add_task("backward", total=None, start=False)  # its progress is unknown
 
         def run(step: Step, fields: Fields) -> Fields:
             for _ in range(size.steps):

@@ -140,7 +140,7 @@ def is_library_object(value: Any) -> bool:
 
 @functools.cache
 def is_library(name: str) -> bool:
-    """Tell a framework or the standard library from a program's own module of the same name."""
+    """Return whether a module belongs to a framework or the standard library, not to a program."""
     if name in _FRAMEWORKS:
         return True
     file = getattr(sys.modules.get(name), "__file__", None)

@@ -26,7 +26,7 @@ _HERE = str(Path(__file__).parent / "_")[:-1]  # with the separator at its end
 
 
 class Observer(Protocol):
-    """What engines tell about regions: what was run, held and computed again.
+    """Gets the events of regions: what was run, held and recomputed.
 
     There are two accounts of memory, each by key and size: what a plain pass would hold at
     this time, and what is held. What is held in several ways is reported several times and
@@ -59,7 +59,7 @@ class Observer(Protocol):
         """A store has rounded what a region holds, with this error at most."""
 
     def traced(self, region: int, trace: Trace) -> None:
-        """What the region did, op by op, if the engine can tell."""
+        """What the region did, op by op, if the engine records it."""
 
 
 class _Threads(threading.local):

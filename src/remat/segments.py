@@ -1,4 +1,4 @@
-"""What engines are told of a segment."""
+"""Options of a checkpointed call, as engines get them."""
 
 from __future__ import annotations
 

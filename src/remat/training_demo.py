@@ -54,7 +54,7 @@ class TrainingResult:
     loss_difference: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what there is to tell, for JSON."""
+        """Return the results for JSON."""
         return {
             **asdict(self.demo),
             "plain": {"peak_bytes": self.plain.peak_bytes, "seconds": self.plain.seconds},

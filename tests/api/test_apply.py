@@ -245,15 +245,15 @@ def saved(model):
 def test_copies_are_checkpointed_and_on_their_own(duplicate) -> None:
     model = remat.apply(Model(), policy=remat.policies.save_matmuls)
     expected = gradients(model)
-    twin = duplicate(model)
-    assert remat.applied(twin) == remat.applied(model)
+    copied = duplicate(model)
+    assert remat.applied(copied) == remat.applied(model)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    assert all(map(torch.equal, gradients(twin), expected))
-    assert regions(twin) == 3
-    remat.remove(twin)
-    assert remat.applied(twin) == []
+    assert all(map(torch.equal, gradients(copied), expected))
+    assert regions(copied) == 3
+    remat.remove(copied)
+    assert remat.applied(copied) == []
     assert len(remat.applied(model)) == 3
 
 
@@ -378,12 +378,12 @@ def test_regions_inside_of_a_budget_and_on_the_same_module() -> None:
 def test_copies_keep_to_a_budget(duplicate) -> None:
     model = remat.apply(Model(), memory_budget=0.7)
     expected = gradients(model)
-    twin = duplicate(model)
-    assert budgeted(twin)
-    assert all(map(torch.equal, gradients(twin), expected))
-    remat.remove(twin)
+    copied = duplicate(model)
+    assert budgeted(copied)
+    assert all(map(torch.equal, gradients(copied), expected))
+    remat.remove(copied)
     assert budgeted(model)
-    assert not budgeted(twin)
+    assert not budgeted(copied)
 
 
 # -- bad input -------------------------------------------------------------------------------------

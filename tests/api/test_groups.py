@@ -71,7 +71,7 @@ def test_segments_of_a_group_may_be_nested() -> None:
     assert observers() == ()
 
 
-def test_nobody_watches_after_an_error() -> None:
+def test_no_observer_is_left_after_an_error() -> None:
     def fail(x):
         raise RuntimeError("on purpose")
 

@@ -1,4 +1,4 @@
-"""The faces of a segment: what they hand to an engine, and what they refuse."""
+"""The public functions of a segment: what they hand to an engine, and what they refuse."""
 
 from __future__ import annotations
 

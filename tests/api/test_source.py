@@ -534,12 +534,12 @@ class Layers(torch.nn.Module):
 
 def test_a_module_can_be_copied_afterwards() -> None:
     module = remat.checkpoint_loops(Layers())
-    twin = copy.deepcopy(module)
+    copied = copy.deepcopy(module)
     x = torch.randn(2, 3)
-    assert torch.equal(module(x), twin(x))
+    assert torch.equal(module(x), copied(x))
     with torch.no_grad():
-        twin.layers[0].weight.zero_()
-    assert not torch.equal(module(x), twin(x))
+        copied.layers[0].weight.zero_()
+    assert not torch.equal(module(x), copied(x))
 
 
 def test_without_gradients_a_loop_is_plain() -> None:

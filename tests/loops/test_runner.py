@@ -100,7 +100,7 @@ class Watch:
 def test_any_schedule_goes_back_through_every_step_once(drawn: Limited, records_runs) -> None:
     steps = drawn.schedule.steps
     operations, watch = Counter(records_runs=records_runs), Watch()
-    run = LoopRun(operations, 0, steps, watcher=watch)
+    run = LoopRun(operations, 0, steps, observer=watch)
     final = run.forward(drawn.schedule)
     assert final == steps
     # (The last tape is at work, and not among the held ones.)

@@ -69,17 +69,17 @@ class Calls:
 
 
 @both
-@pytest.mark.parametrize("is_watched", [False, True])
+@pytest.mark.parametrize("is_profiled", [False, True])
 @pytest.mark.parametrize("options", [{"num_checkpoints": 2}, {"memory_budget": "1MB"}])
 def test_a_condition_is_asked_once_before_each_step_and_once_at_the_end(
-    on, options, is_watched
+    on, options, is_profiled
 ) -> None:
     condition = Calls()
 
     def run(x):
         return on.sum(remat.checkpointed_while(condition, lambda x: 2 * x, x, **options)[0])
 
-    with remat.CheckpointProfiler() if is_watched else nullcontext():
+    with remat.CheckpointProfiler() if is_profiled else nullcontext():
         assert on.value_and_grad(run, [1.0]) == (32.0, [32.0])
     assert condition.asked == 6
 

@@ -30,10 +30,14 @@ def test_an_action_is_not_equal_to_its_bare_tuple(action: Save) -> None:
 
 @pytest.mark.parametrize("action", KINDS, ids=repr)
 def test_an_action_equals_its_copies_and_hashes_with_them(action: Save) -> None:
-    for twin in (type(action)(*action), copy.deepcopy(action), pickle.loads(pickle.dumps(action))):
-        assert twin == action
-        assert not twin != action  # noqa: SIM202  (both operators are our own)
-        assert hash(twin) == hash(action)
+    for duplicate in (
+        type(action)(*action),
+        copy.deepcopy(action),
+        pickle.loads(pickle.dumps(action)),
+    ):
+        assert duplicate == action
+        assert not duplicate != action  # noqa: SIM202  (both operators are our own)
+        assert hash(duplicate) == hash(action)
 
 
 def test_fields_matter() -> None:

@@ -206,7 +206,7 @@ def test_remains_go_if_nothing_is_changed(remains, tmp_path: Path) -> None:
     for file, data in files.items():
         (tmp_path / name / file).write_bytes(data)
     with (tmp_path / name / "owner").open("r+b") as owner:
-        fcntl.flock(owner, fcntl.LOCK_EX)  # somebody lives, whatever the number of the process
+        fcntl.flock(owner, fcntl.LOCK_EX)  # a process lives, whatever the number of the process
         DiskStore(tmp_path).open(NumpyArrays()).close()
         assert (tmp_path / name).exists()
     DiskStore(tmp_path).open(NumpyArrays()).close()
@@ -326,7 +326,7 @@ def test_a_second_close_does_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_of_somebody_else_keeps_its_folder(tmp_path: Path) -> None:
+def test_a_file_of_another_program_keeps_its_folder(tmp_path: Path) -> None:
     shelf = DiskStore(tmp_path).open(NumpyArrays())
     shelf.put(0, [np.ones(3)])
     other = Path(shelf._writer.folder.path) / "notes.txt"

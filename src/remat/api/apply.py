@@ -1,4 +1,4 @@
-"""Checkpointing put into a model of somebody else's, in place, and taken out again."""
+"""Adds checkpointing to a model in place, without editing its code, and removes it again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def apply(
     preserve_rng_state: bool = True,
     verbose: bool = False,
 ) -> M:
-    """Checkpoint layers of a model in place, whoever wrote it. Return the model.
+    """Checkpoint layers of a model in place, without editing its code. Return the model.
 
     Each chosen layer is a checkpointed region from now on, as if its calls were written as
     `remat.checkpoint(layer, ...)`. The model is the same object, with the same classes, hooks,

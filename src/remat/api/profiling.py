@@ -1,4 +1,4 @@
-"""The profiler, with what engines tell about allocations."""
+"""The profiler, with the allocations that engines report."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ __all__ = ["checkpoint_loops", "grad_with_checkpointing", "steps"]
 
 _VALUES = LoadedValues()
 _MIN_STEPS = 8
-_SLOTS = 32  # for a loop whose length shows at its end, if nobody says how many
+_SLOTS = 32  # for a loop whose length shows at its end, if no number is given
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,7 +45,7 @@ def checkpoint_loops(
     Each `for` and `while` loop that carries something differentiated from turn to turn becomes a
     step function over its variables, run by the loop runner: its activations are discarded in the
     forward pass and recomputed in backward. Results, gradients and exceptions are those of `f`.
-    A loop that nobody differentiates, and a short one, runs in its own code.
+    A loop that is not differentiated, and a short one, runs in its own code.
 
     Args:
         f: A function of NumPy arrays or tensors, a method, or an `nn.Module`: then its `forward`

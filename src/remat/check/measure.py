@@ -19,7 +19,7 @@ Pass = Callable[[], None]
 
 
 def peak_bytes(run: Pass, device: torch.device) -> int | None:
-    """Return the most memory that a pass takes above where it began; None if nobody can tell."""
+    """Return the peak memory of a pass above where it began; None if it cannot be measured."""
     if device.type == "cpu":
         return _peak_on_cpu(run)
     module = torch.get_device_module(device)

@@ -88,7 +88,7 @@ def _keeps_random(function: Callable[..., Any], tensors: list[Tensor]) -> Any:
     return remat.checkpoint(function, tensors, preserve_rng_state=False)
 
 
-FACES: tuple[Run, ...] = (remat.checkpoint, _scope, _with_policy, _keeps_random)
+APIS: tuple[Run, ...] = (remat.checkpoint, _scope, _with_policy, _keeps_random)
 
 
 def result_of(seed: int, device: torch.device, run: Run) -> list[Tensor]:
@@ -140,9 +140,9 @@ def compare(seed: int, device: torch.device) -> str | None:
         return None
     if not _equal(expected, again):
         return None
-    face = FACES[seed % len(FACES)]
+    api = APIS[seed % len(APIS)]
     try:
-        found = result_of(seed, device, face)
+        found = result_of(seed, device, api)
     except remat.ModifiedInputError:
         return None
     except RuntimeError as error:

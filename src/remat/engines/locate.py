@@ -71,7 +71,7 @@ class Engine(Protocol):
 
 
 class ScopeEngine(Protocol):
-    """What an engine brings that can watch ops as they run."""
+    """What an engine brings that can record ops as they run."""
 
     def open_scope(self, name: str, *, policy: Any) -> Any:
         """Begin a region; the policy says what is kept, None: nothing."""
@@ -144,7 +144,7 @@ def engine_of_call(
 
 
 def engine_with_scopes(value: Any = None) -> ScopeEngine:
-    """Return the engine that watches ops as they run.
+    """Return the engine that records ops as they run.
 
     If `value` is an array, it tells. Otherwise NumPy's, while a NumPy function is being
     differentiated in this thread; else that of PyTorch, if the program uses it; else NumPy's.
@@ -169,7 +169,7 @@ def _is_of_numpy(value: Any) -> bool:
 
 
 def track_allocations(observer: Observer) -> Callable[[], None]:
-    """Tell an observer what this thread allocates, where an engine can; return what ends that."""
+    """Report to an observer what this thread allocates, if an engine can; return what stops it."""
     if _array_type("torch") is None:
         return lambda: None
     stop: Callable[[], None] = cast(Any, _load("torch")).track_allocations(observer)

@@ -59,7 +59,7 @@ class LoadedValues:
             return leaf.base is not None or not leaf.flags.owndata
         if not _is_tensor_type(type(leaf)):
             return False
-        return leaf._is_view() or (leaf.is_leaf and leaf.requires_grad) or _owners(leaf) > 1
+        return leaf._is_view() or (leaf.is_leaf and leaf.requires_grad) or _is_shared(leaf)
 
     def aliased(self, leaf: Any) -> Any:
         """Return a value that is part of a graph as the result of an op that is run now."""
@@ -86,7 +86,7 @@ class LoadedValues:
             return sys.modules["torch"].zeros_like(leaf, requires_grad=False)
         return np.zeros_like(_plain(leaf))
 
-    def nothing(self, like: Any) -> Any:
+    def tracked_zero(self, like: Any) -> Any:
         """Return a number that is tracked as an array is."""
         if _is_tensor_type(type(like)):
             return like.sum() * 0  # (a new leaf would be one that a step has made for itself)
@@ -131,12 +131,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _owners(tensor: Any) -> int:
-    """Count the tensors over a storage; many, if that cannot be known."""
-    count = getattr(sys.modules["torch"]._C, "_storage_Use_Count", None)  # torch 2.4 to 2.13
-    if count is None:
-        return 2
-    try:
-        return int(count(tensor.untyped_storage()._cdata)) - 1  # one for asking
-    except (NotImplementedError, RuntimeError):  # no storage: sparse, of vmap
-        return 2
+def _is_shared(tensor: Any) -> bool:
+    """Say whether other tensors may be over the same storage."""
+    from .torch.backend import count_storage_owners  # noqa: PLC0415  (only if torch is there)
+
+    return count_storage_owners(tensor) != 1

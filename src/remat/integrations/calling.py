@@ -38,7 +38,7 @@ class StepMeter:
         self._is_due = True
 
     def begin(self) -> None:
-        """A step begins: measure it, if nobody has since the numbers were read."""
+        """A step begins: measure it, once for each report."""
         if self._is_due and not self._profiler.is_tracking:
             self._profiler.start_tracking()
 

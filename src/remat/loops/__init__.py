@@ -6,7 +6,7 @@ from .lengths import KnownLength, Length, UnknownLength
 from .lifecycle import LoopPass
 from .options import Budget, LoopOptions, Measured, ScheduleName
 from .outputs import StepOutputs, state_and_output
-from .protocols import LoopSteps, PassSteps, Progress, StepOperations, Watcher
+from .protocols import LoopObserver, LoopSteps, PassSteps, Progress, StepOperations
 from .runner import LoopRun
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "KnownLength",
     "Length",
     "LoopEvents",
+    "LoopObserver",
     "LoopOptions",
     "LoopPass",
     "LoopRun",
@@ -26,7 +27,6 @@ __all__ = [
     "StepOperations",
     "StepOutputs",
     "UnknownLength",
-    "Watcher",
     "checkpoints_of",
     "is_inside_a_region",
     "state_and_output",

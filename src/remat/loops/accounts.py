@@ -4,7 +4,7 @@ Four rules:
 1. Reported is what the pass itself has made: inputs that were made in the same pass, what the
    region makes, and what it keeps. The caller's own arrays are not counted.
 2. What a plain pass would hold is measured in a recorded run. So with a profiler a region is
-   recorded already in the forward pass: its *rehearsal*. Regions inside a rehearsal report their
+   recorded already in the forward pass: its *measuring run*. Regions inside it report their
    size only, because without a profiler they would just be called.
 3. A region that runs inside another one is part of its tape, with its inputs, its results and what
    it keeps. A profiler of both gets the outer one's tape, and the inner one is not counted again.
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..observers import Observer, observed_by, observers
-from .protocols import Watcher as LoopWatcher
+from .protocols import LoopObserver
 
 __all__ = ["Account", "LoopEvents", "is_inside_a_region"]
 
@@ -43,12 +43,12 @@ class Account:
     def __init__(self) -> None:
         outer = _threads.account
         self._outer = outer
-        self._is_rehearsing = False
-        is_rehearsed = outer is not None and outer._is_rehearsing
-        self.observers: tuple[Observer, ...] = () if is_rehearsed else observers()
+        self._is_measuring = False
+        is_measured = outer is not None and outer._is_measuring
+        self.observers: tuple[Observer, ...] = () if is_measured else observers()
         known = () if outer is None else outer.observers
         self._direct_observers = tuple(w for w in self.observers if w not in known)
-        self.must_weigh = is_rehearsed or bool(self.observers)
+        self.must_measure = is_measured or bool(self.observers)
         self._inner_excess = 0
         self._numbers: list[int] = []
         self._reported_plain: list[Hashable] = []
@@ -61,23 +61,23 @@ class Account:
         self._numbers = [observer.region_ran(name) for observer in self.observers]
 
     @contextmanager
-    def inside(self, *, rehearsing: bool = False) -> Iterator[None]:
+    def inside(self, *, measuring: bool = False) -> Iterator[None]:
         """Run a region's own code."""
-        before, was_rehearsing = _threads.account, self._is_rehearsing
-        _threads.account, self._is_rehearsing = self, rehearsing
+        before, was_measuring = _threads.account, self._is_measuring
+        _threads.account, self._is_measuring = self, measuring
         self._inner_excess = 0
         try:
             with observed_by(self.observers):
                 yield
         finally:
-            _threads.account, self._is_rehearsing = before, was_rehearsing
+            _threads.account, self._is_measuring = before, was_measuring
 
     @property
     def inner_excess(self) -> int:
         """What plain passes of the regions inside would hold beyond what those keep."""
         return self._inner_excess
 
-    def weighed(self, nbytes: int, arrays: Mapping[Hashable, int]) -> None:
+    def add_measured(self, nbytes: int, arrays: Mapping[Hashable, int]) -> None:
         """Report what a plain pass would hold from now on: bytes, and the memory of arrays."""
         if self._outer is not None:
             self._outer._inner_excess += nbytes
@@ -121,14 +121,14 @@ class Account:
                 observer.rounded(number, error)
 
     def _hold(
-        self, key: Hashable, size: int, told: tuple[Observer, ...], *, forward: bool = False
+        self, key: Hashable, size: int, notified: tuple[Observer, ...], *, forward: bool = False
     ) -> bool:
         if key in self._reported_held:
             return False
-        self._reported_held[key] = told
+        self._reported_held[key] = notified
         if forward:
             self._note_forward(key, size)
-        for observer in told:
+        for observer in notified:
             observer.holds(key, size)
         return True
 
@@ -158,7 +158,7 @@ class LoopEvents:
         account: Account,
         inputs: Mapping[Hashable, int],
         nbytes: Callable[[Any], int],
-        progress: LoopWatcher | None,
+        progress: LoopObserver | None,
     ) -> None:
         self.is_forward = True  # then what is held is part of the tape of the region around
         self._nbytes = nbytes  # of a state that is held
@@ -170,11 +170,11 @@ class LoopEvents:
         self._steps = self._pending = 0  # run forward, and not yet reported
         self._loop = object()  # for keys of its own
 
-    def weighed(self, tape_bytes: int, *, plain_bytes: int) -> None:
+    def add_measured(self, tape_bytes: int, *, plain_bytes: int) -> None:
         """Note the sizes of the first step, which has just been run."""
         self._tape_bytes = tape_bytes
         self._step_bytes = plain_bytes + self._account.inner_excess
-        self._account.weighed(0, self._inputs)
+        self._account.add_measured(0, self._inputs)
         self._account.keeps_arrays(self._inputs)
 
     def forward(self, steps: int) -> None:
@@ -188,7 +188,7 @@ class LoopEvents:
 
     def settle(self) -> None:
         """Report what a plain pass would hold by now."""
-        self._account.weighed(self._pending * self._step_bytes, {})
+        self._account.add_measured(self._pending * self._step_bytes, {})
         self._pending = 0
 
     def recompute(self, steps: int) -> None:

@@ -15,7 +15,7 @@ from ..schedules import Disk, Online, Schedule, Tier
 from ..sizes import parse_budget
 from ..stores import DiskStore, MemoryStore, Shelf, Store
 from .options import Budget, LoopOptions, Measured, parse_memory
-from .protocols import LoopSteps, Progress, Watcher
+from .protocols import LoopObserver, LoopSteps, Progress
 from .runner import LoopRun
 
 __all__ = ["KnownLength", "Length", "UnknownLength"]
@@ -36,7 +36,7 @@ class Length(Protocol):
         *,
         traced: bool,
         on_measured: Callable[[Measured], None] | None,
-        watcher: Watcher | None,
+        observer: LoopObserver | None,
     ) -> tuple[Run, Any]:
         """Run to the final state; return a run that can go backward, if `traced`, and the state."""
         ...
@@ -62,19 +62,19 @@ class KnownLength:
         *,
         traced: bool,
         on_measured: Callable[[Measured], None] | None,
-        watcher: Watcher | None,
+        observer: LoopObserver | None,
     ) -> tuple[Run, Any]:
         options, first = self._options, None
         if not traced:
             shelves = _shelves(options.store, steps, two_tiers=False) if options.is_planned else {}
-            run: Run = LoopRun(steps, initial, options.steps, watcher=watcher, shelves=shelves)
+            run: Run = LoopRun(steps, initial, options.steps, observer=observer, shelves=shelves)
             return run, run.forward(options.sweep(steps.state_bytes(initial)))
         if self._schedule is None:
             first = self._choose(steps, initial, on_measured)
         assert self._schedule is not None
         # (In a chain of layers steps differ: the first one proves nothing.)
         if not steps.needs_gradients and not options.is_planned:
-            run = LoopRun(steps, initial, options.steps, first=first, watcher=watcher)
+            run = LoopRun(steps, initial, options.steps, first=first, observer=observer)
             return run, run.forward(options.sweep(steps.state_bytes(initial)))
         shelves = _shelves(options.store, steps, two_tiers=options.has_two_tiers)
         run = LoopRun(
@@ -83,7 +83,7 @@ class KnownLength:
             options.steps,
             first=first,
             early=self._early,
-            watcher=watcher,
+            observer=observer,
             shelves=shelves,
         )
         self._early = {}
@@ -179,7 +179,7 @@ class UnknownLength:
         *,
         traced: bool,
         on_measured: Callable[[Measured], None] | None,
-        watcher: Watcher | None,
+        observer: LoopObserver | None,
     ) -> tuple[Run, Any]:
         first, begins = None, None
         if traced and (self._slots is None or on_measured):
@@ -194,7 +194,7 @@ class UnknownLength:
             initial,
             0,
             first=first,
-            watcher=watcher,
+            observer=observer,
             shelves=shelves,
         )
 

@@ -46,7 +46,7 @@ class LoopPass:
         self._progress = progress
         self._account = Account()
         self._events: LoopEvents | None = None
-        if self._account.must_weigh and traced:  # `made`: inputs that the pass itself has made
+        if self._account.must_measure and traced:  # `made`: inputs that the pass itself has made
             self._events = LoopEvents(self._account, made(), steps.resident_bytes, progress)
 
     # -- forward -------------------------------------------------------------------------------
@@ -75,14 +75,14 @@ class LoopPass:
             self.initial,
             traced=self.traced,
             on_measured=self._on_measured if self._events else None,
-            watcher=self._events or self._progress,
+            observer=self._events or self._progress,
         )
         return run
 
     def _on_measured(self, measured: Measured) -> None:
         assert self._events is not None
         tape_bytes = measured.tape_bytes - measured.state_bytes
-        self._events.weighed(tape_bytes, plain_bytes=self.steps.plain_bytes)
+        self._events.add_measured(tape_bytes, plain_bytes=self.steps.plain_bytes)
 
     def _shown(self, *, last: bool) -> AbstractContextManager[None]:
         return self._progress.shown(last=last) if self._progress else nullcontext()

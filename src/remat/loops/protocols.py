@@ -16,13 +16,13 @@ from .outputs import StepOutputs
 __all__ = [
     "Gradient",
     "Held",
+    "LoopObserver",
     "LoopSteps",
     "PassSteps",
     "Progress",
     "Recorded",
     "State",
     "StepOperations",
-    "Watcher",
 ]
 
 State = TypeVar("State")  # what steps work on; `advance` may change it in place
@@ -91,7 +91,7 @@ class StepOperations(Protocol[State, Held, Recorded, Gradient]):
         ...
 
 
-class Watcher(Protocol):
+class LoopObserver(Protocol):
     """Observes a run: steps run for the first time, run again, and gone backward through.
 
     And what is held for a step: the state before it, or its tape (reported once or more).
@@ -113,8 +113,8 @@ class Watcher(Protocol):
     def frees_tape(self, step: int) -> None: ...
 
 
-class Progress(Watcher, Protocol):
-    """A watcher that can be shown for a while."""
+class Progress(LoopObserver, Protocol):
+    """An observer that can be shown for a while."""
 
     def shown(self, *, last: bool) -> AbstractContextManager[None]: ...
 

@@ -22,7 +22,7 @@ from typing import Any, Generic, NamedTuple, assert_never
 from ..errors import RecomputeMismatchError
 from ..schedules import Action, Advance, Backward, Drop, Restore, Save, Tape, Tier
 from ..stores import RoundingShelf, Shelf
-from .protocols import Gradient, Held, Recorded, State, StepOperations, Watcher
+from .protocols import Gradient, Held, LoopObserver, Recorded, State, StepOperations
 
 __all__ = ["LoopRun"]
 
@@ -138,7 +138,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         *,
         first: Recorded | None = None,
         early: Mapping[int, Held] | None = None,
-        watcher: Watcher | None = None,
+        observer: LoopObserver | None = None,
         shelves: Mapping[Tier, Shelf] | None = None,
     ) -> None:
         self.operations = operations
@@ -147,7 +147,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         self.initial = initial
         self._first = first  # step 0, if it was recorded to measure it
         self._early = dict(early or {})  # states before steps that have been run already
-        self._watcher = watcher
+        self._observer = observer
         self._reached = 0  # the step that the first run has reached
         self._shelves = shelves or {}
         self._tiers: dict[Tier, _TierStorage[Held]] = {
@@ -275,10 +275,10 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
     ) -> Gradient:
         gradient = self.operations.backward_steps(recorded, gradient, start)
         self._clear_working_state()
-        if self._watcher:
+        if self._observer:
             for step in range(start, stop):
-                self._watcher.frees_tape(step)
-            self._watcher.backward(stop - start)
+                self._observer.frees_tape(step)
+            self._observer.backward(stop - start)
         return gradient
 
     def _compare(
@@ -315,14 +315,14 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
                 state = self._held if is_held else self.operations.hold(self._live_state())
                 assert state is not None
                 nbytes = self._tiers[tier].put(step, state, self._origin)
-                if self._watcher:
-                    self._watcher.holds_state(step, state, nbytes)
+                if self._observer:
+                    self._observer.holds_state(step, state, nbytes)
             case Restore(step, tier):
                 self._load(step, tier)
             case Drop(step, tier):
                 self._tiers[tier].drop(step)
-                if self._watcher:
-                    self._watcher.frees_state(step)
+                if self._observer:
+                    self._observer.frees_state(step)
             case Tape(step):
                 stop = step + 1
                 if self.operations.records_runs and (step or self._first is None):
@@ -343,7 +343,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         assert self._at == start
         start = self._skip_early(start, stop)
         # In pieces if there is an observer, so that progress shows.
-        piece = max(1, self.steps // 100) if self._watcher else max(1, stop - start)
+        piece = max(1, self.steps // 100) if self._observer else max(1, stop - start)
         for at in range(start, stop, piece):
             end = min(at + piece, stop)
             state = self._live_state()
@@ -381,10 +381,10 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         for tier in self._tiers.values():
             for at in tier.among(steps):
                 tier.drop(at)
-        if self._watcher:
+        if self._observer:
             for at in steps:
-                self._watcher.holds_tape(at)  # until backward
-                self._watcher.frees_state(at)
+                self._observer.holds_tape(at)  # until backward
+                self._observer.frees_state(at)
         return found
 
     def _load_any(self, step: int) -> None:
@@ -431,6 +431,6 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         self.evaluations += stop - start
         new = max(0, stop - max(start, self._reached))
         self._reached = max(self._reached, stop)
-        if self._watcher:
-            self._watcher.forward(new)
-            self._watcher.recompute(stop - start - new)
+        if self._observer:
+            self._observer.forward(new)
+            self._observer.recompute(stop - start - new)

@@ -1,7 +1,7 @@
 """Adds up events of regions: what a plain pass would hold, what is held, what was recomputed.
 
-Events arrive from any thread and re-entrantly from finalizers. They are queued; whoever gets the
-lock without blocking drains the queue.
+Events arrive from any thread and re-entrantly from finalizers. They are queued; the thread that
+gets the lock without blocking drains the queue.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class MemoryAccounting:
 
     @property
     def traces(self) -> list[Trace]:
-        """What the last regions did, where the engine can tell."""
+        """What the last regions did, where the engine records it."""
         self._finish_queue()
         return list(self._traces.values())
 

@@ -51,7 +51,7 @@ def peak_bytes() -> int:
 
 
 class MemorySampler:
-    """Watches the memory of this process from a thread, as bytes above the level at its start.
+    """Samples the memory of this process from a thread, as bytes above the level at its start.
 
     >>> with MemorySampler() as sampler:
     ...     ballast = b"x" * 50_000_000
@@ -67,7 +67,9 @@ class MemorySampler:
 
     def __enter__(self) -> Self:
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="remat-memory", daemon=True)
+        self._thread = threading.Thread(
+            target=self._sample_until_stopped, name="remat-memory", daemon=True
+        )
         self._exact = _reset_high_water()
         self._base = resident_bytes()
         self._started = time.perf_counter()
@@ -88,7 +90,7 @@ class MemorySampler:
         if self._exact:  # the system misses nothing between two samples
             self.peak_bytes = max(self.peak_bytes, peak_bytes() - self._base)
 
-    def _watch(self) -> None:
+    def _sample_until_stopped(self) -> None:
         while not self._stop.wait(self.interval):
             self._sample()
 

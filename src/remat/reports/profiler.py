@@ -46,7 +46,7 @@ class Profiler:
         self._stop_allocations = self._track_allocations(self._accounting)
 
     def _track_allocations(self, observer: Observer) -> Callable[[], None]:
-        """Have engines tell what else is allocated; return what ends that."""
+        """Have engines report what else is allocated; return what stops it."""
         return lambda: None
 
     def stop_tracking(self) -> None:
@@ -114,7 +114,7 @@ class Profiler:
 
     @property
     def traces(self) -> list[Trace]:
-        """What the regions did op by op, where the engine can tell."""
+        """What the regions did op by op, where the engine records it."""
         return self._accounting.traces
 
     # -- for people ------------------------------------------------------------------------------

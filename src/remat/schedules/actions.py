@@ -1,4 +1,4 @@
-"""What a schedule may tell a runner to do: small immutable values.
+"""The actions of a schedule, which a runner carries out: small immutable values.
 
 The runner has one *working state*. Positions count states: state k is the state before step k,
 so step k leads from state k to state k + 1. A run starts with the working state at 0 and is over
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Tier(Enum):
-    """Where a state rests."""
+    """Where a state is held."""
 
     CALLER = "caller"  # the initial state: it belongs to the caller and takes no slot
     MEMORY = "memory"
@@ -98,7 +98,7 @@ class Tape(NamedTuple):
     """Run `step` and hold its tape, which contains the step's output, in memory.
 
     It runs from the working state, or from whatever holds the state before it. A slot that holds
-    that state is freed: with the tape held, nobody needs it any more.
+    that state is freed: with the tape held, it is not needed any more.
     """
 
     step: int

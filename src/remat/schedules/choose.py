@@ -173,20 +173,30 @@ def plan_loop(
     recording_cost = whole_number(recording_cost, "recording_cost")
     tapes = tape_bytes is not None
     loop = _Loop(steps, sizes, working, disk, recording_cost, tapes=tapes, exact=exact)
+    best, others = _choose(loop, room, tolerance)
+    reason = _full_reason(loop, best, others, tolerance)
+    unit: Unit = "states" if state_bytes is None else "bytes"
+    return LoopPlan(steps, best, others, reason, unit)
+
+
+def _choose(loop: _Loop, room: int, tolerance: float) -> tuple[Option, tuple[Option, ...]]:
+    """Return the best schedule, and the others in order."""
     options = list(loop.options(room))
     best = min(options, key=_rank)
     if tolerance:
         best = loop.thriftiest(room, best.cost * (1 + tolerance))
         options = [best] + [option for option in options if option.name != best.name]
-    others = tuple(sorted((option for option in options if option is not best), key=_rank))
-    reason = _reason(best, others, steps, tapes=loop.tapes)
-    if best.name == "multistage" and disk and loop.disk_slots < min(disk.slots, steps):
+    return best, tuple(sorted((option for option in options if option is not best), key=_rank))
+
+
+def _full_reason(loop: _Loop, best: Option, others: tuple[Option, ...], tolerance: float) -> str:
+    reason, disk = _reason(best, others, loop.steps, tapes=loop.tapes), loop.disk
+    if best.name == "multistage" and disk and loop.disk_slots < min(disk.slots, loop.steps):
         reason += f"; only {loop.disk_slots} of {disk.slots} disk slots are planned: "
-        reason += f"more would take too long for {steps} steps"
+        reason += f"more would take too long for {loop.steps} steps"
     if tolerance:
         reason += f"; up to {tolerance:.3g} times more work was accepted for a lower peak"
-    unit: Unit = "states" if state_bytes is None else "bytes"
-    return LoopPlan(steps, best, others, reason, unit)
+    return reason
 
 
 def _check_disk(disk: Disk | None) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints where somebody else has placed them, and between them one part taped at a time."""
+"""Checkpoints at given positions, and between them one part taped at a time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Given:
     def __iter__(self) -> Iterator[Action]:
         for start, stop in pairwise((0, *self.positions)):
             yield Advance(start, stop)
-            # Also before the last part, whose first tape contains it: whoever gives positions
+            # Also before the last part, whose first tape contains it: a caller that gives positions
             # wants the states there.
             yield Save(stop)
         edges = (0, *self.positions, self.steps)

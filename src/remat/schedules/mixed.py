@@ -18,10 +18,10 @@ there, and then the next tape.) Brute force over all schedules finds nothing bet
 cases that the tests go through.
 
 A *recording* is steps whose tapes are made one after another, the last of which may need none:
-whoever goes back through it as a whole pays for that once. If it costs something, a stretch that
-comes right after a tape is another question than one that does not: J(n, r), where one more tape
-is part of the same recording. Counted as one evaluation, the recordings may become half as many for
-a thousandth of the evaluations.
+a runner that goes back through all of it at once pays for that once. If it costs something, a
+stretch that comes right after a tape is another question than one that does not: J(n, r), where one
+more tape is part of the same recording. Counted as one evaluation, the recordings may become half
+as many for a thousandth of the evaluations.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Mixed:
 
     The unit of `room` is that of `sizes`; with the default sizes it is slots. With a
     `recording_cost` it is the least of evaluations and recordings, each of which counts as so many
-    evaluations: for whoever goes back through several tapes at once, and pays for each time.
+    evaluations: for a runner that goes back through several tapes at once, and pays for each time.
 
     >>> Mixed(1000, 30).evaluations
     2442

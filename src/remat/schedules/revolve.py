@@ -1,7 +1,7 @@
 """Binomial checkpointing, optimal for slots that hold states (Griewank & Walther 2000).
 
 All functions here count *free* slots: the state that a stretch of steps starts from is held by
-somebody else. The paper's s is therefore `slots + 1`.
+the runner. The paper's s is therefore `slots + 1`.
 """
 
 from __future__ import annotations

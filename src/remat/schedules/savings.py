@@ -50,7 +50,7 @@ def compute_checkpoint_positions(
 def get_memory_savings(
     seq_length: int, num_checkpoints: int | None = None
 ) -> dict[str, int | float]:
-    """Tell what holding `num_checkpoints` states of a loop saves, and what it costs.
+    """Estimate what holding `num_checkpoints` states of a loop saves, and what it costs.
 
     Memory is counted in states. `savings_ratio` is the share of them that is not held, and
     `savings_percent` the same in percent. `recomputation_factor` is how often a step is run again,
@@ -84,7 +84,7 @@ estimate_checkpoint_savings = get_memory_savings
 
 
 def should_checkpoint(seq_length: int, threshold: float = 0.5) -> bool:
-    """Tell whether checkpointing saves at least the fraction `threshold` of the states.
+    """Return whether checkpointing saves at least the fraction `threshold` of the states.
 
     >>> should_checkpoint(1000), should_checkpoint(3)
     (True, True)

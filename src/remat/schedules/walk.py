@@ -98,7 +98,7 @@ def _tapes(at: int, decision: Hold[Room], stretches: list[_Stretch[Room]]) -> It
 
 
 def _is_last_use(decision: Decision[Room], length: int) -> bool:
-    """Tell whether a stretch begins with an action that uses up the state it starts from."""
+    """Return whether a stretch begins with an action that uses up the state it starts from."""
     if isinstance(decision, Hold):
         return decision.tier is Tier.TAPE and decision.ahead == 0
     return length == 1

@@ -8,7 +8,7 @@
     transform   all of these in a row, once for each function
     frames, iterables, outputs, runtime   what generated code calls when it runs
 
-No engine is known here: `protocols` says what whoever puts it together has to bring.
+No engine is known here: `protocols` says what the caller has to provide.
 """
 
 from .iterables import Steps

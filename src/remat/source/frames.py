@@ -100,7 +100,9 @@ class Frame:
 
     def idle(self, state: Any) -> Any:
         """Return what a step gives that comes after the end of the loop."""
-        return (state, self._outputs.nothing() if self._outputs else ()) if self._scans else state
+        return (
+            (state, self._outputs.placeholders() if self._outputs else ()) if self._scans else state
+        )
 
     # -- around the steps ----------------------------------------------------------------------
 

@@ -112,8 +112,8 @@ class _Mangling(ast.NodeTransformer):
 def compile_function(function: Function, code: CodeType) -> CodeType:
     """Compile a tree to the code of a function with the free variables of another one."""
     free = [ast.arg(name) for name in (*code.co_freevars, RUNTIME)]
-    nothing: list[Any] = []
-    arguments = ast.arguments(nothing, free, None, [], [], None, [])
+    none: list[Any] = []
+    arguments = ast.arguments(none, free, None, [], [], None, [])
     factory = ast.FunctionDef(_FACTORY, arguments, [function], [], None)
     if "type_params" in ast.FunctionDef._fields:
         factory.type_params = []  # type: ignore[attr-defined]

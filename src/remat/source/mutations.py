@@ -113,5 +113,5 @@ def _of(node: ast.AST, changed: ast.expr, how: str) -> Mutation:
     if isinstance(changed, ast.Name):
         return Mutation(node, changed.id, how.format(changed.id), depth)
     if isinstance(changed, ast.Call | ast.Constant | ast.BinOp | ast.List | ast.Dict):
-        return Mutation(node, None, "")  # what was just made is nobody else's
+        return Mutation(node, None, "")  # what was just made has no other reference
     return Mutation(node, None, how.format(ast.unparse(changed)))

@@ -128,7 +128,7 @@ class Outputs:
         self._made.setdefault(step, notes)
         return arrays
 
-    def nothing(self) -> list[Any]:
+    def placeholders(self) -> list[Any]:
         """Return what stands for the arrays of a step that is not run."""
         return [leaf for example in self._examples for leaf in example or ()]
 

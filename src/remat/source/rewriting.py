@@ -15,7 +15,7 @@
                                                 continue
                                         h = f(h, x)
 
-A loop that nobody differentiates, and one with few steps, never leaves its own code. What the body
+A loop that is not differentiated, and one with few steps, never leaves its own code. What the body
 reads and does not bind becomes a parameter of `make`: steps are run again much later, when the
 function may have given these names other values. A `break` or `return` ends the step with a number
 that says where to go on; the value of a `return` is computed outside of the step.
@@ -139,7 +139,7 @@ class _LoopWriter:
         run = f"(__remat_exit_{plan.number}, {names}) = {self._loop}.run("
         run += f"__remat_make_{plan.number}{reads})\n"
         if plan.guarded and plan.state:
-            # Whoever swallows the error must not find values from before the loop.
+            # Code that catches the error must not find values from before the loop.
             unbind = "".join(f"{name} = None; del {name}\n" for name in plan.state)
             run = f"try:\n    {run}except BaseException:\n{indent(unbind, '    ')}    raise\n"
         for name in sorted(plan.unbound):

@@ -114,7 +114,7 @@ class _Loop:
         shared = self._shared(given)  # first of all: it counts references
         count = len(self._plan.state)
         values, targets = given[:count], given[count:]
-        self._watch(targets)
+        self._track(targets)
         if not self._is_tracked(values, targets):
             return False
         reason = shared or self._unsuitable(values, targets) or self._without_example(targets)
@@ -152,7 +152,7 @@ class _Loop:
     def _is_array(self, value: Any) -> bool:
         return self._runtime.values.is_array_type(type(value))
 
-    def _watch(self, targets: Sequence[Any]) -> None:
+    def _track(self, targets: Sequence[Any]) -> None:
         """Note what turns add to lists: examples of their outputs."""
         lengths = [len(each) if type(each) is list else 0 for each in targets]
         self._age = 0 if self._lengths is None else self._age + 1
@@ -307,7 +307,7 @@ class _Loop:
         state = frame.initial(values, self._turn)
         if needs_one:  # a runner plans by what the first step is given
             place = len(arrays)
-            state = (*state[:place], api.nothing(self._like), *state[place + 1 :])
+            state = (*state[:place], api.tracked_zero(self._like), *state[place + 1 :])
         return frame, outputs, state
 
     @property

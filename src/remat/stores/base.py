@@ -9,9 +9,9 @@ as one object: for a step that writes in place, one array and two equal ones are
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
-__all__ = ["Arrays", "Narrow", "RoundingShelf", "Shelf", "Store", "distinct"]
+__all__ = ["Arrays", "HeldCheckpoints", "Narrow", "RoundingShelf", "Shelf", "Store", "distinct"]
 
 Narrow = Literal["bfloat16", "float16"]
 
@@ -123,6 +123,28 @@ class Store(Protocol):
     def open(self, arrays: Arrays) -> Shelf:
         """Return a shelf for one pass."""
         ...
+
+
+T = TypeVar("T")
+
+
+class HeldCheckpoints(Generic[T]):
+    """Checkpoints by key: the part of a shelf that does not depend on how they are stored."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, T] = {}
+
+    def drop(self, key: int) -> None:
+        del self._held[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._held
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self._held))
+
+    def close(self) -> None:
+        self._held.clear()
 
 
 def distinct(leaves: list[Any]) -> tuple[list[Any], list[int]]:

@@ -8,13 +8,12 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
 from ..errors import StoreError
 from .async_writer import Checkpoint, Writer
-from .base import Arrays
+from .base import Arrays, HeldCheckpoints
 from .files import check_space, write_file
 from .folders import Folder, sweep
 
@@ -100,14 +99,14 @@ def _measure(arrays: Arrays, leaves: list[Any], folder: Folder) -> tuple[float, 
     return middle - start, end - middle
 
 
-class DiskShelf:
+class DiskShelf(HeldCheckpoints[Checkpoint]):
     exact = True
     in_memory = False
     error = 0.0
 
     def __init__(self, arrays: Arrays, folder: Folder) -> None:
+        super().__init__()
         self._arrays = arrays
-        self._held: dict[int, Checkpoint] = {}
         self._numbers = itertools.count()  # of files: not by key, which may be reused early
         self._writer = Writer(folder)
         self._is_reported = False  # the writer's failure
@@ -146,14 +145,8 @@ class DiskShelf:
         if os.getpid() == self._writer.process and not self._writer.closed:
             self._writer.drop(checkpoint)
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._held
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(list(self._held))
-
     def close(self) -> None:
-        self._held.clear()
+        super().close()
         self._finish()
         if self._writer.failure is not None and not self._is_reported:
             self._raise_failure()

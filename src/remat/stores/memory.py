@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from .base import Arrays, distinct
+from .base import Arrays, HeldCheckpoints, distinct
 
 __all__ = ["MemoryShelf", "MemoryStore"]
 
@@ -23,14 +22,14 @@ class MemoryStore:
         return "MemoryStore()"
 
 
-class MemoryShelf:
+class MemoryShelf(HeldCheckpoints[list[Any]]):
     exact = True
     in_memory = True
     error = 0.0
 
     def __init__(self, arrays: Arrays) -> None:
+        super().__init__()
         self._arrays = arrays
-        self._held: dict[int, list[Any]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -44,15 +43,3 @@ class MemoryShelf:
 
     def get(self, key: int) -> list[Any]:
         return list(self._held[key])
-
-    def drop(self, key: int) -> None:
-        del self._held[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._held
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(list(self._held))
-
-    def close(self) -> None:
-        self._held.clear()

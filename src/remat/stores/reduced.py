@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 from ..errors import StoreError
-from .base import Arrays, Narrow, distinct
+from .base import Arrays, HeldCheckpoints, Narrow, distinct
 
 __all__ = ["ReducedPrecisionShelf", "ReducedPrecisionStore", "overflow_error"]
 
@@ -54,15 +54,15 @@ class _Checkpoint(NamedTuple):
     nbytes: int
 
 
-class ReducedPrecisionShelf:
+class ReducedPrecisionShelf(HeldCheckpoints[_Checkpoint]):
     exact = False
     in_memory = True
 
     def __init__(self, arrays: Arrays, dtype: Narrow) -> None:
+        super().__init__()
         self.error = 0.0
         self._arrays = arrays
         self._dtype: Narrow = dtype
-        self._held: dict[int, _Checkpoint] = {}
 
     @property
     def nbytes(self) -> int:
@@ -97,18 +97,6 @@ class ReducedPrecisionShelf:
 
     def _widened(self, part: _Rounded) -> Any:
         return self._arrays.widened(part.narrow, part.kind)
-
-    def drop(self, key: int) -> None:
-        del self._held[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._held
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(list(self._held))
-
-    def close(self) -> None:
-        self._held.clear()
 
 
 def overflow_error(value: float, dtype: Narrow) -> StoreError:

@@ -356,7 +356,7 @@ def test_a_counter_in_a_while_loop_is_caught_when_the_state_is_zero() -> None:
         )(ZEROS)
 
 
-def test_a_number_that_somebody_else_changes_between_the_passes_is_caught() -> None:
+def test_a_number_that_other_code_changes_between_the_passes_is_caught() -> None:
     scale = 2.0
 
     def loss(x):

@@ -15,7 +15,7 @@ import pytest
 from autograd.extend import defvjp, primitive
 
 import remat
-from remat.engines.numpy.recording import hollow
+from remat.engines.numpy.recording import rule_templates
 
 from .every_function import functions, scope_complaints
 from .oracles import same_bits
@@ -49,7 +49,7 @@ def test_every_derivative_rule_gives_the_same_bits_in_a_scope(name: str) -> None
 @pytest.mark.parametrize("name", functions())
 def test_every_derivative_rule_can_be_made_again(name: str, monkeypatch) -> None:
     """As for arrays that are large: what a rule has computed for itself is not held."""
-    monkeypatch.setattr(hollow, "SMALL", -1)
+    monkeypatch.setattr(rule_templates, "SMALL", -1)
     scope_complaints.cache_clear()
     try:
         assert scope_complaints(name) == ()

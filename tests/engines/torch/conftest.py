@@ -14,7 +14,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_switched_on():
-    """After any test, no mode watches ops, no hook sees what autograd saves, gradients are on."""
+    """After any test, no mode records ops, no hook sees what autograd saves, gradients are on."""
     yield
     modes = _get_current_dispatch_mode_stack()
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)

@@ -6,26 +6,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["GPT", "ResNet", "UNet"]
+__all__ = ["GPT", "Block", "ResNet", "UNet"]
 
 
 class Block(nn.Module):
-    """A transformer block with dropout."""
+    """A transformer block."""
 
-    def __init__(self, width: int, dropout: float) -> None:
+    def __init__(self, width: int, heads: int = 4, dropout: float = 0.0) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.dropout = dropout
+        self.heads, self.dropout = heads, dropout
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, 4, width // 4)
+        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         y = self.out(y.transpose(1, 2).reshape(batch, length, width))
-        x = x + F.dropout(y, self.dropout, self.training)
+        x = x + (F.dropout(y, self.dropout, self.training) if self.dropout else y)
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
@@ -33,7 +33,7 @@ class GPT(nn.Module):
     def __init__(self, blocks: int = 3, width: int = 32, dropout: float = 0.1) -> None:
         super().__init__()
         self.embedding = nn.Embedding(50, width)
-        self.blocks = nn.ModuleList(Block(width, dropout) for _ in range(blocks))
+        self.blocks = nn.ModuleList(Block(width, dropout=dropout) for _ in range(blocks))
         self.head = nn.Linear(width, 50)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def in_a_budget(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return run_within(Budget(1, lambda trace, budget: Plan(frozenset())), fn, args, kwargs)
 
 
-FACES: dict[str, Run] = {
+APIS: dict[str, Run] = {
     "segment": remat.checkpoint,
     "scope": in_a_scope,
     "nested": in_a_scope_in_a_segment,
@@ -158,7 +158,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 class Programs(dict[str, tuple[Callable[..., Any], Callable[[], Any]]]):
-    """Programs and what makes their inputs, each a case of its own for every face."""
+    """Programs and what makes their inputs, each a case of its own for every api."""
 
     def starting_from(self, make_inputs: Callable[[], Any]) -> Callable[..., Any]:
         def add(program: Callable[..., Any]) -> Callable[..., Any]:

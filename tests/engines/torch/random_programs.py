@@ -1,6 +1,6 @@
 """Random programs on tensors, as source text: ops, views, writes, draws, aliases, nested regions.
 
-A program is a function of a face `run`, a leaf `w` that requires grad and a constant `c`. Its
+A program is a function of an api `run`, a leaf `w` that requires grad and a constant `c`. Its
 statements work on a list `v` of tensors that all have float entries and the shape (4, 3), or are
 views and parts of such. Regions are functions on the list that are called through `run`.
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import remat
 
-from .oracles import FACES, plain
+from .oracles import APIS, plain
 
 
 class Net(nn.Module):
@@ -30,13 +30,13 @@ class Net(nn.Module):
         return F.dropout(h.sin())
 
 
-def used(face):
+def used(api):
     """Return a model, its input and its output; a backward pass is still to come."""
     torch.manual_seed(0)
     model, x = Net(), torch.randn(4, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", remat.RematWarning)
-        return model, x, FACES[face](model, x) if face else plain(model, x)
+        return model, x, APIS[api](model, x) if api else plain(model, x)
 
 
 def saved(value) -> bytes:
@@ -45,9 +45,9 @@ def saved(value) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_state_dicts_and_files_are_as_without_remat(face) -> None:
-    model, x, y = used(face)
+@pytest.mark.parametrize("api", APIS)
+def test_state_dicts_and_files_are_as_without_remat(api) -> None:
+    model, x, y = used(api)
     expected, expected_x, expected_y = used(None)
     assert list(model.state_dict()) == list(expected.state_dict())
     assert saved(model.state_dict()) == saved(expected.state_dict())
@@ -56,9 +56,9 @@ def test_state_dicts_and_files_are_as_without_remat(face) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(y.detach())), expected_y)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_objects_have_no_new_attributes(face) -> None:
-    model, x, y = used(face)
+@pytest.mark.parametrize("api", APIS)
+def test_objects_have_no_new_attributes(api) -> None:
+    model, x, y = used(api)
     expected, expected_x, expected_y = used(None)
     assert vars(model).keys() == vars(expected).keys()
     assert vars(x) == vars(expected_x) == {}
@@ -72,14 +72,14 @@ def test_objects_have_no_new_attributes(face) -> None:
     assert y._version == expected_y._version
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_copies_work_and_are_independent(face) -> None:
-    model, x, y = used(face)
-    twin, x2 = copy.deepcopy(model), copy.deepcopy(x)
+@pytest.mark.parametrize("api", APIS)
+def test_copies_work_and_are_independent(api) -> None:
+    model, x, y = used(api)
+    copied, x2 = copy.deepcopy(model), copy.deepcopy(x)
     y.sum().backward()
-    assert twin.linear.weight.grad is None
+    assert copied.linear.weight.grad is None
     torch.manual_seed(3)
-    found = FACES[face](twin, x2)
+    found = APIS[api](copied, x2)
     found.sum().backward()
     other = Net()
     other.load_state_dict(model.state_dict())
@@ -87,35 +87,35 @@ def test_copies_work_and_are_independent(face) -> None:
     expected = plain(other, x)
     expected.sum().backward()
     assert torch.equal(found, expected)
-    assert torch.equal(twin.linear.weight.grad, other.linear.weight.grad)
+    assert torch.equal(copied.linear.weight.grad, other.linear.weight.grad)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_copy_made_inside_of_a_region(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_a_copy_made_inside_of_a_region(api) -> None:
     """deepcopy and clone of what the region made: other memory, the same values."""
     x = torch.randn(4, 3).requires_grad_()
 
     def f(x):
         h = x.detach() * 2
-        twin = copy.deepcopy(h)
+        copied = copy.deepcopy(h)
         back = pickle.loads(pickle.dumps(h))
         h.add_(1)
-        return (x * twin.abs()).sin() + (x * h.abs()).cos() + (x * back.abs()).exp()
+        return (x * copied.abs()).sin() + (x * h.abs()).cos() + (x * back.abs()).exp()
 
-    (found,) = torch.autograd.grad(FACES[face](f, x).sum(), x)
+    (found,) = torch.autograd.grad(APIS[api](f, x).sum(), x)
     (expected,) = torch.autograd.grad(f(x).sum(), x)
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_plain_program_afterwards_is_untouched(face) -> None:
-    model, x, _ = used(face)
+@pytest.mark.parametrize("api", APIS)
+def test_a_plain_program_afterwards_is_untouched(api) -> None:
+    model, x, _ = used(api)
     (found,) = torch.autograd.grad(model(x).square().sum(), model.linear.weight)
-    twin = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
     with torch.no_grad():
         model.linear.weight.add_(1)
         model.linear.weight.sub_(1)
-    assert found.shape == twin.linear.weight.shape
+    assert found.shape == copied.linear.weight.shape
     torch.nn.init.ones_(model.linear.weight)
     h = (x * 2).requires_grad_()
     y = h.exp()
@@ -148,8 +148,8 @@ def test_shared_memory_of_other_processes() -> None:
     assert multiprocessing.current_process().name == "MainProcess"
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_training_ends_in_the_same_bits(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_training_ends_in_the_same_bits(api) -> None:
     """Ten steps of training, with momentum, running statistics and dropout."""
 
     def train(run):
@@ -165,4 +165,4 @@ def test_training_ends_in_the_same_bits(face) -> None:
             optimizer.step()
         return saved((model.state_dict(), optimizer.state_dict(), torch.get_rng_state()))
 
-    assert train(FACES[face]) == train(plain)
+    assert train(APIS[api]) == train(plain)

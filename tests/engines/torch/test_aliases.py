@@ -8,7 +8,7 @@ import torch
 
 import remat
 
-from .oracles import FACES, Programs, randn, same
+from .oracles import APIS, Programs, randn, same
 
 programs = Programs()
 
@@ -177,12 +177,12 @@ def fourier(run, x):
 @pytest.mark.parametrize(
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex128]
 )
-@pytest.mark.parametrize("face", FACES)
-def test_types(dtype, face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_types(dtype, api) -> None:
     def program(run, x):
         return run(lambda x: ((x * 2).tanh() * x).sigmoid() @ x.t(), x)
 
-    same(program, randn(4, 3, dtype=dtype), FACES[face])
+    same(program, randn(4, 3, dtype=dtype), APIS[api])
 
 
 @programs.starting_from(randn(4, 3))
@@ -249,12 +249,12 @@ def the_shape_of_a_part_changed_in_place(run, sparse, x):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
-@pytest.mark.parametrize("face", FACES)
-def test_compressed_rows(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_compressed_rows(api) -> None:
     def program(run, x):
         return run(lambda x: (torch.eye(4).to_sparse_csr() @ (x * 2).sin()).exp(), x)
 
-    same(program, randn(4, 4), FACES[face])
+    same(program, randn(4, 4), APIS[api])
 
 
 # -- NumPy -----------------------------------------------------------------------------------------
@@ -283,14 +283,14 @@ def memory_of_numpy(run, x):
     return run(f, x)
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("name", programs)
-def test_as_without_remat(name, face) -> None:
-    same(*programs[name], FACES[face])
+def test_as_without_remat(name, api) -> None:
+    same(*programs[name], APIS[api])
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_written_through_a_numpy_array(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_written_through_a_numpy_array(api) -> None:
     def program(run, x):
         def f(x):
             h = torch.ones(4, 3) * 2
@@ -299,7 +299,7 @@ def test_written_through_a_numpy_array(face) -> None:
 
         return run(f, x)
 
-    same(program, randn(4, 3), FACES[face])
+    same(program, randn(4, 3), APIS[api])
 
 
 def test_a_storage_that_was_copied_is_still_computed_again() -> None:

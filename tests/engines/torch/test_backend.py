@@ -1,7 +1,8 @@
-"""Guards that are entered again and again: each time they do what a new one does."""
+"""Guards of the dispatcher that are reused, and private names of PyTorch: all in one file."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -115,12 +116,126 @@ def test_a_version_of_pytorch_that_lacks_names_is_told_which(monkeypatch) -> Non
     assert "_push_on_torch_dispatch_stack" not in message
 
 
-def test_no_other_file_uses_private_names_of_pytorch() -> None:
-    package = Path(backend.__file__).parent
+def test_a_version_of_pytorch_that_lacks_an_attribute_is_told_which(monkeypatch) -> None:
+    monkeypatch.delattr(torch.autograd.graph.Node, "_sequence_nr")
+    spec = importlib.util.find_spec("remat.engines.torch.backend")
+    module = importlib.util.module_from_spec(spec)
+    with pytest.raises(remat.UnsupportedError, match=r"_sequence_nr of Node \(orders the nodes"):
+        spec.loader.exec_module(module)
+
+
+# -- where private names stand ---------------------------------------------------------------------
+
+PACKAGE = Path(remat.__file__).parent
+TUPLES = {"_asdict", "_fields", "_replace"}  # public methods of named tuples
+
+
+def is_private(name: str) -> bool:
+    return re.fullmatch(r"_[^_]\w*|__\w+(?<!__)", name) is not None
+
+
+def is_private_path(path: str) -> bool:
+    return path.startswith("torch.") and any(map(is_private, path.split(".")))
+
+
+def dotted(node: ast.expr) -> list[str]:
+    """Return the names of `a.b.c`; the first is empty if it is not a plain name."""
+    names = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return [*([node.id] if isinstance(node, ast.Name) else [""]), *reversed(names)]
+
+
+def own_names(tree: ast.AST) -> set[str]:
+    """Return the names that a file defines: functions, classes, variables, attributes of self."""
+    own = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            own.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            own.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            own |= {node.attr} if dotted(node)[:-1] == ["self"] else set()
+    return own
+
+
+def private_names(tree: ast.AST, allowed: set[str]) -> set[str]:
+    """Return the private names of PyTorch that code uses: attributes, imports, names in strings."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name):
+                names = dotted(node)
+                of_torch = names[0] in ("torch", "aten") and is_private(name)
+                if of_torch or (is_private(name) and name not in allowed):
+                    found.add(".".join(names))
+            case ast.Import(names=names):
+                found |= {alias.name for alias in names if is_private_path(alias.name)}
+            case ast.ImportFrom(level=0, module=str(module), names=names):
+                paths = {f"{module}.{alias.name}" for alias in names}
+                found |= {path for path in paths if is_private_path(path)}
+            case ast.Constant(value=str(text)) if is_private_path(text):
+                found.add(text)
+            case ast.Call(func=ast.Name(id="getattr" | "hasattr" | "setattr"), args=[_, name, *_]):
+                text = getattr(name, "value", "")
+                if isinstance(text, str) and is_private(text) and text not in allowed:
+                    found.add(text)
+    return found
+
+
+SOURCES = {
+    path: ast.parse(path.read_text())
+    for path in PACKAGE.rglob("*.py")
+    # The NumPy engine uses private names of autograd, integrations those of other libraries.
+    if not path.is_relative_to(PACKAGE / "engines" / "numpy")
+    and not path.is_relative_to(PACKAGE / "integrations")
+}
+
+
+def test_only_backend_uses_private_names_of_pytorch() -> None:
+    own = set().union(*map(own_names, SOURCES.values())) | TUPLES | {"_remat"}
+    own |= {name for tree in SOURCES.values() for name in remat_notes(tree)}
+    allowed = own | backend.ATTRIBUTES.keys()
     used = {
-        f"{path.relative_to(package)}: {match}"
-        for path in package.rglob("*.py")
+        f"{path.relative_to(PACKAGE)}: {name}"
+        for path, tree in SOURCES.items()
         if path.name != "backend.py"
-        for match in re.findall(r"torch\._C\b[\w.]*|_execution_engine[\w.]*", path.read_text())
+        for name in private_names(tree, allowed)
     }
     assert used == set()
+
+
+def remat_notes(tree: ast.AST) -> set[str]:
+    """Return the attributes that remat sets on objects of PyTorch."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_remat")
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("torch._C._len_torch_dispatch_stack()", "torch._C._len_torch_dispatch_stack"),
+        ("torch.ops.aten._conj.default(x)", "torch.ops.aten._conj"),
+        ("aten._conj", "aten._conj"),
+        ("x.grad_fn._saved_self", "x.grad_fn._saved_self"),
+        ("torch.Tensor._version", "torch.Tensor._version"),
+        ("sys.modules['torch']._C", "._C"),
+        ("x.untyped_storage()._weak_ref()", "._weak_ref"),
+        ("import torch._dynamo", "torch._dynamo"),
+        ("from torch._C import Graph", "torch._C.Graph"),
+        ("from torch.autograd.grad_mode import _unsafe", "torch.autograd.grad_mode._unsafe"),
+        ("sys.modules.get('torch._dynamo.trace_rules')", "torch._dynamo.trace_rules"),
+        ("getattr(x, '_is_flat_param', False)", "_is_flat_param"),
+    ],
+)
+def test_private_names_are_found_in_all_forms(code, found) -> None:
+    assert found in private_names(ast.parse(code), {"_version"})
+
+
+@pytest.mark.parametrize("code", ["x._version", "self._mine", "x.__class__", "import torch.utils"])
+def test_other_names_are_not(code) -> None:
+    assert private_names(ast.parse(code), {"_version", "_mine"}) == set()

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import remat
 
-from .oracles import FACES, assert_same, outcome, plain
+from .oracles import APIS, assert_same, outcome, plain
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
@@ -55,14 +55,14 @@ def inputs():
     return Net(), torch.randn(4, 6).requires_grad_()
 
 
-@pytest.mark.parametrize("face", ["segment", "scope", "group", "small"])
-def test_a_compiled_part_inside_of_a_region(face) -> None:
+@pytest.mark.parametrize("api", ["segment", "scope", "group", "small"])
+def test_a_compiled_part_inside_of_a_region(api) -> None:
     """The same compiled code runs without remat: outputs, gradients and buffers are the same."""
     made = inputs()
     expected = outcome(program, plain, copy.deepcopy(made))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = outcome(program, FACES[face], copy.deepcopy(made))
+        found = outcome(program, APIS[api], copy.deepcopy(made))
     assert_same(found, expected)
 
 
@@ -230,13 +230,13 @@ def test_a_scope_around_compiled_code() -> None:
 
 def test_a_module_compiled_in_place_inside_of_a_region() -> None:
     net, x = inputs()
-    twin, y = copy.deepcopy(net), x.detach().clone().requires_grad_()
-    twin.second.compile(backend="aot_eager")
+    copied, y = copy.deepcopy(net), x.detach().clone().requires_grad_()
+    copied.second.compile(backend="aot_eager")
     net.second.compile(backend="aot_eager")
     net(x).exp().sum().backward()
-    remat.checkpoint(lambda x: twin(x).exp(), y).sum().backward()
+    remat.checkpoint(lambda x: copied(x).exp(), y).sum().backward()
     assert torch.equal(x.grad, y.grad)
-    assert int(twin.norm.num_batches_tracked) == 1
+    assert int(copied.norm.num_batches_tracked) == 1
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import remat
 
-from .oracles import FACES
+from .oracles import APIS
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 FORGETTING = ["segment", "scope", "nested", "group", "drawn"]
@@ -36,10 +36,10 @@ def two(x, w):
 
 @pytest.mark.parametrize("f", [one, two])
 @pytest.mark.parametrize("which", ["input", "parameter"])
-@pytest.mark.parametrize("face", FORGETTING)
-def test_inputs_and_parameters_written_before_the_backward_pass(face, which, f) -> None:
+@pytest.mark.parametrize("api", FORGETTING)
+def test_inputs_and_parameters_written_before_the_backward_pass(api, which, f) -> None:
     x, w = torch.randn(4, 3), nn.Parameter(torch.randn(3))
-    y = FACES[face](f, x, w)
+    y = APIS[api](f, x, w)
     with torch.no_grad():
         (x if which == "input" else w).add_(1)
     with pytest.raises(RuntimeError, match=r"modified by an inplace operation.*version"):
@@ -48,8 +48,8 @@ def test_inputs_and_parameters_written_before_the_backward_pass(face, which, f) 
 
 @pytest.mark.parametrize("f", [one, two])
 @pytest.mark.parametrize("make", ["view", "detached", "a part", "with a history", "reshaped"])
-@pytest.mark.parametrize("face", FORGETTING)
-def test_other_tensors_over_the_input_written_before_the_backward_pass(face, make, f) -> None:
+@pytest.mark.parametrize("api", FORGETTING)
+def test_other_tensors_over_the_input_written_before_the_backward_pass(api, make, f) -> None:
     base = torch.randn(4, 3)
     x, other = {
         "view": lambda: (base, base.view(-1)),
@@ -58,7 +58,7 @@ def test_other_tensors_over_the_input_written_before_the_backward_pass(face, mak
         "with a history": lambda: (h := leaf(4, 3) * 2, h.detach()),
         "reshaped": lambda: (base.view(4, 3), base),
     }[make]()
-    y = FACES[face](f, x, leaf())
+    y = APIS[api](f, x, leaf())
     other.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
@@ -76,15 +76,15 @@ def test_writes_to_flattened_parameters() -> None:
         y.sum().backward()
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_writes_after_the_backward_pass_are_free(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_writes_after_the_backward_pass_are_free(api) -> None:
     x, w = torch.randn(4, 3), leaf()
-    FACES[face](two, x, w).sum().backward()
+    APIS[api](two, x, w).sum().backward()
     before = w.grad.clone()
     with torch.no_grad():
         x.add_(1)
         w.add_(1)
-    FACES[face](two, x, w).sum().backward()
+    APIS[api](two, x, w).sum().backward()
     assert not torch.equal(w.grad, before)
 
 
@@ -101,10 +101,10 @@ def test_parameters_that_get_other_memory() -> None:
         assert torch.equal(p.grad, torch.ones(3).cos())
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_tracer_is_told_to_do_without(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_a_tracer_is_told_to_do_without(api) -> None:
     def gradient(x):
-        return torch.autograd.grad(FACES[face](lambda x: x.sin().exp(), x).sum(), x)[0]
+        return torch.autograd.grad(APIS[api](lambda x: x.sin().exp(), x).sum(), x)[0]
 
     with pytest.raises(remat.UnsupportedError, match=r"make_fx.*torch\.compile"):
         make_fx(gradient)(torch.ones(2, requires_grad=True))
@@ -134,10 +134,10 @@ class Stack(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("face", FORGETTING)
-def test_another_shape_names_op_module_and_line(face) -> None:
+@pytest.mark.parametrize("api", FORGETTING)
+def test_another_shape_names_op_module_and_line(api) -> None:
     model = Stack()
-    y = FACES[face](model, torch.randn(2, 3))
+    y = APIS[api](model, torch.randn(2, 3))
     model.blocks[1].mask.data[0, 1] = True
     with pytest.raises(remat.RecomputeMismatchError) as caught:
         y.sum().backward()
@@ -156,10 +156,10 @@ class Product(nn.Module):
 
 
 @pytest.mark.parametrize("part_of", [lambda w: w[:, :2], lambda w: w[:2], lambda w: w.t()])
-@pytest.mark.parametrize("face", FORGETTING)
-def test_another_shape_of_a_parameter_names_op_module_and_line(face, part_of) -> None:
+@pytest.mark.parametrize("api", FORGETTING)
+def test_another_shape_of_a_parameter_names_op_module_and_line(api, part_of) -> None:
     model = nn.Sequential(nn.Tanh(), Product())
-    y = FACES[face](model, torch.randn(2, 4))
+    y = APIS[api](model, torch.randn(2, 4))
     weight = model[1].inner.weight
     weight.data = part_of(weight.data)
     with pytest.raises(RuntimeError, match=r"another shape over it.*assign after") as caught:
@@ -180,12 +180,12 @@ def test_a_usual_op_of_the_library_is_named_by_the_line_of_the_user() -> None:
         assert part in note
 
 
-@pytest.mark.parametrize("face", FORGETTING)
-def test_an_op_that_fails_when_it_is_run_again_is_named(face) -> None:
+@pytest.mark.parametrize("api", FORGETTING)
+def test_an_op_that_fails_when_it_is_run_again_is_named(api) -> None:
     """It reads an index that was changed in a way that PyTorch does not count."""
     index = torch.zeros(2, 2, dtype=torch.int64)
     x = torch.randn(2, 2, requires_grad=True)
-    y = FACES[face](lambda x: x.sin().gather(0, index).exp(), x)
+    y = APIS[api](lambda x: x.sin().gather(0, index).exp(), x)
     index.data.fill_(7)
     with pytest.raises(RuntimeError, match="out of bounds") as caught:
         y.sum().backward()
@@ -197,8 +197,8 @@ def test_an_op_that_fails_when_it_is_run_again_is_named(face) -> None:
 @pytest.mark.parametrize(
     "ask", [lambda n: n / 3, lambda n: n * 0.1, lambda n: torch.full((3,), 0.1), torch.sin]
 )
-@pytest.mark.parametrize("face", FORGETTING)
-def test_a_default_dtype_that_changes_in_the_middle(face, ask) -> None:
+@pytest.mark.parametrize("api", FORGETTING)
+def test_a_default_dtype_that_changes_in_the_middle(api, ask) -> None:
     n = torch.arange(3)
 
     def f(x):
@@ -210,7 +210,7 @@ def test_a_default_dtype_that_changes_in_the_middle(face, ask) -> None:
         return (h.exp() * x).sin()
 
     x = torch.randn(3, requires_grad=True)
-    y = FACES[face](f, x)
+    y = APIS[api](f, x)
     with pytest.raises(
         remat.RecomputeMismatchError, match=r"float64.*float32.*set_default_dtype"
     ) as caught:
@@ -227,30 +227,30 @@ def fail(x):
     raise KeyError("on purpose")
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_an_error_passes_through_and_leaves_nothing_switched_on(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_an_error_passes_through_and_leaves_nothing_switched_on(api) -> None:
     with pytest.raises(KeyError, match="on purpose"):
-        FACES[face](fail, leaf())
+        APIS[api](fail, leaf())
     assert _get_current_dispatch_mode_stack() == []
     x = leaf()
     assert torch.equal(torch.autograd.grad((x * 2).sin().sum(), x)[0], (x * 2).cos() * 2)
 
 
-@pytest.mark.parametrize("inner", FACES)
-@pytest.mark.parametrize("outer", FACES)
+@pytest.mark.parametrize("inner", APIS)
+@pytest.mark.parametrize("outer", APIS)
 def test_an_error_in_an_inner_region(outer, inner) -> None:
     """The outer one catches it, goes on, and is right."""
 
     def f(x):
         h = (x * 2).sin()
         with pytest.raises(KeyError):
-            FACES[inner](fail, h)
+            APIS[inner](fail, h)
         return (h * 2).exp()
 
     x = leaf()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", remat.RematWarning)
-        y = FACES[outer](f, x)
+        y = APIS[outer](f, x)
     (found,) = torch.autograd.grad(y.sum(), x)
     (expected,) = torch.autograd.grad(((x * 2).sin() * 2).exp().sum(), x)
     assert torch.equal(found, expected)
@@ -404,8 +404,8 @@ def test_transforms_of_functions_are_right_or_refused(transform, f) -> None:
 
 
 @pytest.mark.parametrize("transform", ["jvp", "vmap"])
-@pytest.mark.parametrize("face", FACES)
-def test_transforms_inside_of_a_region(transform, face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_transforms_inside_of_a_region(transform, api) -> None:
     def f(x):
         if transform == "vmap":
             return torch.func.vmap(lambda v: (v * 2).sin() * v.sum())((x * 2).view(1, 3)) * x
@@ -415,7 +415,7 @@ def test_transforms_inside_of_a_region(transform, face) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         (expected,) = torch.autograd.grad(f(x).sum(), x)
-        (found,) = torch.autograd.grad(FACES[face](f, x).sum(), x)
+        (found,) = torch.autograd.grad(APIS[api](f, x).sum(), x)
     assert torch.equal(found, expected)
 
 
@@ -423,12 +423,12 @@ def test_transforms_inside_of_a_region(transform, face) -> None:
 
 
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("face", FORGETTING)
-def test_no_warning_when_gradients_are_off(face, off) -> None:
+@pytest.mark.parametrize("api", FORGETTING)
+def test_no_warning_when_gradients_are_off(api, off) -> None:
     """The same code trains and evaluates: that it saves nothing here is as it should be."""
     with off(), warnings.catch_warnings():
         warnings.simplefilter("error")
-        FACES[face](lambda x: (x * 2).sin(), leaf())
+        APIS[api](lambda x: (x * 2).sin(), leaf())
 
 
 @pytest.mark.parametrize("wrap", [lambda m: m, lambda m: m.forward, remat.checkpoint])
@@ -473,8 +473,8 @@ def test_a_warning_names_the_scope_and_the_line() -> None:
     assert caught[0].filename == __file__
 
 
-@pytest.mark.parametrize("face", FORGETTING)
-def test_no_warning_when_it_works(face) -> None:
+@pytest.mark.parametrize("api", FORGETTING)
+def test_no_warning_when_it_works(api) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        FACES[face](lambda x: F.dropout((x * 2).sin()).exp(), leaf()).sum().backward()
+        APIS[api](lambda x: F.dropout((x * 2).sin()).exp(), leaf()).sum().backward()

@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 import remat
 
-from .oracles import FACES, Programs, randn, same
+from .oracles import APIS, Programs, randn, same
 
 programs = Programs()
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
@@ -221,10 +221,10 @@ def custom_op_that_writes(run, x):
     return run(f, x)
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("name", programs)
-def test_as_without_remat(name, face) -> None:
-    same(*programs[name], FACES[face])
+def test_as_without_remat(name, api) -> None:
+    same(*programs[name], APIS[api])
 
 
 def test_a_custom_op_is_not_run_again() -> None:

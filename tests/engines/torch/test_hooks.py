@@ -11,7 +11,7 @@ from torch import nn
 
 import remat
 
-from .oracles import FACES, bits, plain
+from .oracles import APIS, bits, plain
 
 
 class Net(nn.Module):
@@ -79,13 +79,13 @@ def on_tensors_inside(net, x, note):
     [on_modules, on_modules_backward, that_change_things, on_parameters, on_tensors_inside],
     ids=lambda f: f.__name__,
 )
-@pytest.mark.parametrize("face", FACES)
-def test_hooks_fire_as_without_remat(face, attach) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_hooks_fire_as_without_remat(api, attach) -> None:
     torch.manual_seed(0)
     net, x = Net(), torch.randn(4, 3).requires_grad_()
     other, y = copy.deepcopy(net), x.detach().clone().requires_grad_()
     expected = events(plain, net, x, attach)
-    found = events(FACES[face], other, y, attach)
+    found = events(APIS[api], other, y, attach)
     assert expected
     assert [name for name, _ in found] == [name for name, _ in expected]
     for (name, one), (_, two) in zip(found, expected, strict=True):
@@ -94,13 +94,13 @@ def test_hooks_fire_as_without_remat(face, attach) -> None:
         assert torch.equal(p.grad, q.grad)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_an_optimizer_step_in_a_parameter_hook(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_an_optimizer_step_in_a_parameter_hook(api) -> None:
     """Parameters are updated while the pass is on its way: each is ready once, when it is done."""
     torch.manual_seed(0)
     nets = [nn.ModuleList(Net() for _ in range(3))]
     nets.append(copy.deepcopy(nets[0]))
-    for net, run in zip(nets, (plain, FACES[face]), strict=True):
+    for net, run in zip(nets, (plain, APIS[api]), strict=True):
 
         def step(p):
             with torch.no_grad():

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import remat
 
-from .oracles import FACES, Programs, randn, same
+from .oracles import APIS, Programs, randn, same
 
 programs = Programs()
 
@@ -261,18 +261,18 @@ def a_parameter_reshaped_in_place(run, x, w):
 
 
 @programs.starting_from(lambda: (torch.randn(3, 3).requires_grad_(), torch.randn(3, 3)))
-def a_tensor_transposed_in_place_whose_twin_was_met_before(run, x, k):
+def a_tensor_transposed_in_place_whose_alias_was_seen_before(run, x, k):
     def f(x):
-        twin = k.detach().abs()
+        aliased = k.detach().abs()
         h = (x + k).exp()
         k.t_()
-        return (h.sin() * (k.sin() + x).exp()).exp() * twin
+        return (h.sin() * (k.sin() + x).exp()).exp() * aliased
 
     return run(f, x)
 
 
 @programs.starting_from(randn(3, 4))
-def a_result_given_another_dimension_in_place_whose_twin_was_met_before(run, x):
+def a_result_given_another_dimension_in_place_whose_alias_was_seen_before(run, x):
     y = torch.sin(x + 1)
 
     def f(y):
@@ -411,17 +411,17 @@ def a_cache_that_is_filled_row_by_row(run, model, cache, x):
     return [run(f, row, x) for row in range(6)]
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("name", programs)
-def test_as_without_remat(name, face) -> None:
-    same(*programs[name], FACES[face])
+def test_as_without_remat(name, api) -> None:
+    same(*programs[name], APIS[api])
 
 
 # -- what remat gets right although autograd gives up ----------------------------------------------
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_overwriting_what_autograd_needs_is_right_or_an_error(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_overwriting_what_autograd_needs_is_right_or_an_error(api) -> None:
     """Plain autograd raises: the output of exp is needed. Computed again it is right."""
     x = torch.randn(5).requires_grad_()
 
@@ -431,13 +431,13 @@ def test_overwriting_what_autograd_needs_is_right_or_an_error(face) -> None:
             h.add_(5)
         return h
 
-    right_or_refused(lambda: FACES[face](f, x), {x: 2 * (x * 2).exp()})
+    right_or_refused(lambda: APIS[api](f, x), {x: 2 * (x * 2).exp()})
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_overwriting_the_output_is_right_or_an_error(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_overwriting_the_output_is_right_or_an_error(api) -> None:
     x = torch.randn(5).requires_grad_()
-    y = FACES[face](lambda x: (x * 2).exp(), x)
+    y = APIS[api](lambda x: (x * 2).exp(), x)
     with torch.no_grad():
         y.add_(5)
     right_or_refused(lambda: y, {x: 2 * (x * 2).exp()})
@@ -457,8 +457,8 @@ def test_a_mark_after_a_change_of_shape() -> None:
     same(program, randn(2, 3), remat.checkpoint)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_write_that_plain_autograd_overlooks_does_not_reach_what_came_before_it(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_a_write_that_plain_autograd_overlooks_does_not_reach_what_came_before_it(api) -> None:
     # torch.kron saves its inputs as tensors over the same memory that count writes by themselves,
     # so that the plain gradient is that of the negated product. (That is why programs of the fuzz
     # give it copies.) Here it is computed from what was there.
@@ -469,11 +469,11 @@ def test_a_write_that_plain_autograd_overlooks_does_not_reach_what_came_before_i
         return both
 
     x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: FACES[face](f, x), x)
+    assert torch.autograd.gradcheck(lambda x: APIS[api](f, x), x)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_parameter_transposed_after_its_use_is_right_or_an_error(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_a_parameter_transposed_after_its_use_is_right_or_an_error(api) -> None:
     x, w = (torch.randn(3, 3, requires_grad=True) for _ in "xw")
     expected = torch.autograd.grad((x @ w).exp().sum(), [x, w])
 
@@ -483,4 +483,4 @@ def test_a_parameter_transposed_after_its_use_is_right_or_an_error(face) -> None
             w.t_()
         return h
 
-    right_or_refused(lambda: FACES[face](f, x), dict(zip((x, w), expected, strict=True)))
+    right_or_refused(lambda: APIS[api](f, x), dict(zip((x, w), expected, strict=True)))

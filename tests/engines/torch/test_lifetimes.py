@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import remat
 
-from .oracles import FACES, plain
+from .oracles import APIS, plain
 
 FORGETTING = ["segment", "scope", "nested", "group"]
 
@@ -45,14 +45,14 @@ def leaf(*shape: int) -> Tensor:
     return torch.randn(*shape or (50, 50)).requires_grad_()
 
 
-@pytest.mark.parametrize("face", FORGETTING)
-def test_what_lies_between_is_freed(face) -> None:
+@pytest.mark.parametrize("api", FORGETTING)
+def test_what_lies_between_is_freed(api) -> None:
     kept, x = Kept(), leaf()
 
     def f(x):
         return kept(kept(kept(x * 2).sin()).sin()).cos()
 
-    y = FACES[face](f, x)
+    y = APIS[api](f, x)
     assert kept.alive() == [False] * 3
     y.sum().backward()
 
@@ -66,29 +66,29 @@ def test_the_measure_is_not_blind() -> None:
     assert kept.alive() == [False] * 3
 
 
-@pytest.mark.parametrize("face", ["held", "small"])
-def test_what_is_to_be_held_is_held(face) -> None:
+@pytest.mark.parametrize("api", ["held", "small"])
+def test_what_is_to_be_held_is_held(api) -> None:
     kept, x = Kept(), leaf()
 
     def f(x):
         return kept(kept(kept(x * 2).sin()).sin()).cos()
 
-    y = FACES[face](f, x)
+    y = APIS[api](f, x)
     assert kept.alive() == [True] * 3
     y.sum().backward()
     del y
     assert kept.alive() == [False] * 3
 
 
-@pytest.mark.parametrize("face", FORGETTING)
-def test_random_numbers_are_freed(face) -> None:
+@pytest.mark.parametrize("api", FORGETTING)
+def test_random_numbers_are_freed(api) -> None:
     """They are drawn again; only the state of the generator is kept."""
     kept, x = Kept(), leaf(100, 100)
 
     def f(x):
         return kept(F.dropout(kept(x * 2))) * kept(torch.empty(100, 100).bernoulli_())
 
-    y = FACES[face](f, x)
+    y = APIS[api](f, x)
     assert kept.alive() == [False] * 3
     y.sum().backward()
 
@@ -143,8 +143,8 @@ def memory_of():
 # -- a forward pass whose backward pass never comes ------------------------------------------------
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_forward_pass_without_a_backward_pass(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_a_forward_pass_without_a_backward_pass(api) -> None:
     kept, x = Kept(), leaf()
     model = nn.Sequential(
         nn.Linear(50, 50), nn.BatchNorm1d(50), nn.ReLU(inplace=True), nn.Dropout()
@@ -155,27 +155,27 @@ def test_a_forward_pass_without_a_backward_pass(face) -> None:
         h += 1
         return kept(h.exp()) * h
 
-    y = kept(FACES[face](f, x))
-    z = kept(FACES[face](f, y))
+    y = kept(APIS[api](f, x))
+    z = kept(APIS[api](f, y))
     del y, z
     assert kept.alive() == [False] * len(kept.references)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_inputs_are_freed_with_the_graph(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_inputs_are_freed_with_the_graph(api) -> None:
     kept = Kept()
     w = leaf(50)
     x = kept(torch.randn(50, 50))
     h = kept(x * 2)
-    y = FACES[face](lambda h: (h.abs() * w).sin() * h, h)
+    y = APIS[api](lambda h: (h.abs() * w).sin() * h, h)
     del x, h
     assert kept.alive()[1]
     y.sum().backward()
     assert kept.alive() == [False] * 2
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_nothing_stays_after_a_backward_pass(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_nothing_stays_after_a_backward_pass(api) -> None:
     kept, x = Kept(), leaf()
 
     def f(x):
@@ -184,24 +184,24 @@ def test_nothing_stays_after_a_backward_pass(face) -> None:
         k += h
         return kept(F.dropout(k)) * h
 
-    y = FACES[face](f, x)
+    y = APIS[api](f, x)
     y.sum().backward()
     assert kept.alive() == [False] * 3
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_nothing_is_kept_by_an_output_that_lives_on(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_nothing_is_kept_by_an_output_that_lives_on(api) -> None:
     """The output, detached, does not keep the recording of how it was made."""
     kept, x = Kept(), leaf()
     h = kept(x * 1)
-    y = FACES[face](lambda h: (h * 2).sin(), h).detach()
+    y = APIS[api](lambda h: (h * 2).sin(), h).detach()
     del h
     assert kept.alive() == [False]
     assert y.shape == x.shape
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_nothing_is_kept_after_an_error(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_nothing_is_kept_after_an_error(api) -> None:
     kept, x = Kept(), leaf()
 
     def f(x):
@@ -209,15 +209,15 @@ def test_nothing_is_kept_after_an_error(face) -> None:
         raise ValueError("on purpose")
 
     with pytest.raises(ValueError, match="on purpose"):
-        FACES[face](f, x)
+        APIS[api](f, x)
     assert kept.alive() == [False]
 
 
-@pytest.mark.parametrize("face", FORGETTING)
-def test_between_two_passes_nothing_is_held(face) -> None:
+@pytest.mark.parametrize("api", FORGETTING)
+def test_between_two_passes_nothing_is_held(api) -> None:
     """What was computed again for a pass that keeps its graph is freed at the pass's end."""
     x = leaf()
-    y = FACES[face](lambda x: (x * 2).sin().exp().cos(), x)
+    y = APIS[api](lambda x: (x * 2).sin().exp().cos(), x)
     before = in_use()
     during = []
     x.register_hook(lambda g: during.append(in_use()))
@@ -260,8 +260,8 @@ def in_use() -> int:
 # -- marks -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("face", FORGETTING)
-def test_marks_are_held_and_the_rest_is_not(face) -> None:
+@pytest.mark.parametrize("api", FORGETTING)
+def test_marks_are_held_and_the_rest_is_not(api) -> None:
     kept, x = Kept(), leaf()
 
     def f(x):
@@ -270,7 +270,7 @@ def test_marks_are_held_and_the_rest_is_not(face) -> None:
         c = kept(b.exp())
         return c.cos()
 
-    y = FACES[face](f, x)
+    y = APIS[api](f, x)
     assert kept.alive() == [False, True, False]
     y.sum().backward()
     assert kept.alive() == [False] * 3

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import remat
-from remat.engines.torch.recording.recorder import recorder_of_this_thread
+from remat.engines.torch.recording.threads import recorder_of_this_thread
 
 WIDTH = 64
 

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import remat
 
-from .oracles import FACES, Programs, randn, same
+from .oracles import APIS, Programs, randn, same
 
 
 class Tripled(TorchDispatchMode):
@@ -114,10 +114,10 @@ def a_mode_under_one_that_looks_on(run, x):
         return run(waves, x)
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("name", programs)
-def test_as_without_remat(name, face) -> None:
-    same(*programs[name], FACES[face])
+def test_as_without_remat(name, api) -> None:
+    same(*programs[name], APIS[api])
 
 
 def test_a_mode_that_may_change_ops_is_told_once_with_a_remedy() -> None:
@@ -169,8 +169,8 @@ def test_single_tensors_where_all_is_held() -> None:
     assert torch.equal(found, x.cos())  # autograd knows nothing of the mode below it
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_loop_in_a_region_under_a_mode_sees_the_mode(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_a_loop_in_a_region_under_a_mode_sees_the_mode(api) -> None:
     """The region steps aside for the loop, the mode does not."""
 
     def f(x):
@@ -178,5 +178,5 @@ def test_a_loop_in_a_region_under_a_mode_sees_the_mode(face) -> None:
             out, _ = remat.checkpointed_loop(lambda s: s.sin(), x.exp(), seq_length=3)
         return out, seen.calls
 
-    _, calls = FACES[face](f, torch.randn(3, requires_grad=True))
+    _, calls = APIS[api](f, torch.randn(3, requires_grad=True))
     assert calls == 3

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from .oracles import FACES, Programs, same
+from .oracles import APIS, Programs, same
 
 programs = Programs()
 
@@ -180,10 +180,10 @@ PATHS = {  # those of a CPU: the flash kernel has no dropout, and there is no ef
 }
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("path", PATHS)
-def test_attention(path, causal, face) -> None:
+def test_attention(path, causal, api) -> None:
     backend, dropout = PATHS[path]
 
     def program(run, x, w):
@@ -198,13 +198,13 @@ def test_attention(path, causal, face) -> None:
     same(
         program,
         lambda: (torch.randn(2, 5, 8).requires_grad_(), torch.randn(8, 24).requires_grad_()),
-        FACES[face],
+        APIS[api],
     )
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_multihead_attention_with_masks(dropout, face) -> None:
+def test_multihead_attention_with_masks(dropout, api) -> None:
     def program(run, attention, x):
         mask = torch.triu(torch.ones(5, 5, dtype=torch.bool), 1)
         padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
@@ -218,16 +218,16 @@ def test_multihead_attention_with_masks(dropout, face) -> None:
         nn.MultiheadAttention(8, 2, dropout, batch_first=True, add_bias_kv=True),
         torch.randn(2, 5, 8).requires_grad_(),
     )
-    same(program, make, FACES[face])
+    same(program, make, APIS[api])
 
 
 # -- recurrent -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent(kind, bidirectional, face) -> None:
+def test_recurrent(kind, bidirectional, api) -> None:
     def program(run, rnn, x):
         out, state = run(rnn, x * 2)
         return out.sin(), run(rnn, x.sin(), state)
@@ -236,12 +236,12 @@ def test_recurrent(kind, bidirectional, face) -> None:
         rnn = kind(3, 4, 2, dropout=0.3, bidirectional=bidirectional, batch_first=True)
         return rnn, torch.randn(2, 5, 3).requires_grad_()
 
-    same(program, make, FACES[face])
+    same(program, make, APIS[api])
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_packed_sequences(kind, face) -> None:
+def test_packed_sequences(kind, api) -> None:
     def program(run, rnn, x):
         def f(packed: PackedSequence):
             out, state = rnn(packed)
@@ -252,7 +252,7 @@ def test_packed_sequences(kind, face) -> None:
         return run(f, packed)
 
     make = lambda: (kind(3, 4, 2, dropout=0.2), torch.randn(3, 5, 3).requires_grad_())  # noqa: E731
-    same(program, make, FACES[face])
+    same(program, make, APIS[api])
 
 
 @programs.starting_from(lambda: (nn.LSTMCell(3, 4), nn.GRUCell(4, 4), torch.randn(5, 2, 3)))
@@ -330,17 +330,17 @@ def linear_algebra(run, x):
     return run(f, x)
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("name", programs)
-def test_as_without_remat(name, face) -> None:
-    same(*programs[name], FACES[face])
+def test_as_without_remat(name, api) -> None:
+    same(*programs[name], APIS[api])
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_statistics_are_updated_once(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_statistics_are_updated_once(api) -> None:
     model, x = Residual(), images()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        loss = model(FACES[face], x).sum()
+        loss = model(APIS[api], x).sum()
     loss.backward()
     assert [int(block.norm.num_batches_tracked) for block in model.blocks] == [1, 1, 1]

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import remat
 
-from .oracles import FACES, Programs, randn, same
+from .oracles import APIS, Programs, randn, same
 
 programs = Programs()
 
@@ -130,27 +130,27 @@ def inner_function(x):
 
 
 @pytest.mark.parametrize("other", [torchs, torchs_reentrant])
-@pytest.mark.parametrize("face", FACES)
-def test_a_checkpoint_of_torch_inside(face, other) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_a_checkpoint_of_torch_inside(api, other) -> None:
     def program(run, x):
         def outer(x):
             return other(inner_function, x.cos()) * other(inner_function, x.sin()) * 2
 
         return run(outer, x).sin()
 
-    same(program, randn(4, 3), FACES[face])
+    same(program, randn(4, 3), APIS[api])
 
 
 @pytest.mark.parametrize("other", [torchs, torchs_reentrant])
-@pytest.mark.parametrize("face", FACES)
-def test_a_checkpoint_of_torch_outside(face, other) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_a_checkpoint_of_torch_outside(api, other) -> None:
     def program(run, x):
         def outer(x):
             return run(inner_function, x.cos()) * run(inner_function, x.sin()) * 2
 
         return other(outer, x).sin()
 
-    same(program, randn(4, 3), FACES[face])
+    same(program, randn(4, 3), APIS[api])
 
 
 def test_selective_checkpoints_of_torch() -> None:
@@ -175,8 +175,8 @@ def test_selective_checkpoints_of_torch() -> None:
 
 
 @pytest.mark.parametrize("where", ["inside", "outside"])
-@pytest.mark.parametrize("face", FACES)
-def test_other_hooks_on_saved_tensors(face, where) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_other_hooks_on_saved_tensors(api, where) -> None:
     def program(run, x):
         def f(x):
             if where == "outside":
@@ -193,7 +193,7 @@ def test_other_hooks_on_saved_tensors(face, where) -> None:
         with save_on_cpu(), saved_tensors_hooks(lambda t: t.numpy().copy(), torch.from_numpy):
             return run(f, x).sin()
 
-    same(program, randn(4, 3), FACES[face])
+    same(program, randn(4, 3), APIS[api])
 
 
 def test_hooks_of_the_user_see_what_is_outside_of_regions() -> None:
@@ -209,16 +209,16 @@ def test_hooks_of_the_user_see_what_is_outside_of_regions() -> None:
 
 
 @pytest.mark.parametrize("name", programs)
-@pytest.mark.parametrize("face", FACES)
-def test_as_without_remat(name, face) -> None:
-    same(*programs[name], FACES[face])
+@pytest.mark.parametrize("api", APIS)
+def test_as_without_remat(name, api) -> None:
+    same(*programs[name], APIS[api])
 
 
-@pytest.mark.parametrize("outer", FACES)
-@pytest.mark.parametrize("inner", FACES)
+@pytest.mark.parametrize("outer", APIS)
+@pytest.mark.parametrize("inner", APIS)
 def test_every_face_in_every_other(inner, outer) -> None:
     def program(run, x):
-        inside = FACES[inner] if run is FACES[outer] else run
+        inside = APIS[inner] if run is APIS[outer] else run
 
         def f(x):
             h = (x * 2).sin()
@@ -227,7 +227,7 @@ def test_every_face_in_every_other(inner, outer) -> None:
 
         return run(f, x)
 
-    same(program, randn(6, 5), FACES[outer])
+    same(program, randn(6, 5), APIS[outer])
 
 
 def test_a_scope_can_be_entered_again() -> None:
@@ -287,4 +287,4 @@ def test_modules_in_modules() -> None:
 
             return run(f, x)
 
-    same(lambda run, m, x: m(run, x), lambda: (Outer(), torch.randn(4, 3)), FACES["nested"])
+    same(lambda run, m, x: m(run, x), lambda: (Outer(), torch.randn(4, 3)), APIS["nested"])

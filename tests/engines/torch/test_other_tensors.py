@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import remat
 
-from .oracles import FACES, Programs, randn, same
+from .oracles import APIS, Programs, randn, same
 
 programs = Programs()
 pytestmark = [
@@ -272,10 +272,10 @@ def parameters_given_to_a_module(run, model, x, w):
     return run(f, x, w)
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("name", programs)
-def test_as_without_remat(name, face) -> None:
-    same(*programs[name], FACES[face])
+def test_as_without_remat(name, api) -> None:
+    same(*programs[name], APIS[api])
 
 
 @pytest.mark.parametrize("where", ["inside", "outside"])

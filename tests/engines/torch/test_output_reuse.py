@@ -13,7 +13,7 @@ from torch.profiler import profile
 
 import remat
 
-from .oracles import FACES, Programs, backward, plain, randn, same
+from .oracles import APIS, Programs, backward, plain, randn, same
 
 programs = Programs()
 
@@ -44,7 +44,7 @@ def derivatives_of_derivatives(run, x):
 
 
 @programs.starting_from(randn(4, 3))
-def branches_that_meet(run, x):
+def branches_that_join(run, x):
     a, b = run(layer, x), run(layer, x + 1)
     return run(lambda a, b: (a * b).tanh(), a, b) + run(layer, a)
 
@@ -118,10 +118,10 @@ def a_norm_whose_input_is_asked_for_first(run, norm, linear, x):
 
 
 @pytest.mark.parametrize("name", programs)
-@pytest.mark.parametrize("face", FACES)
-def test_programs(name, face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_programs(name, api) -> None:
     program, make_inputs = programs[name]
-    same(program, make_inputs, FACES[face])
+    same(program, make_inputs, APIS[api])
 
 
 def counts(run) -> Counter[str]:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import remat
 
-from .oracles import FACES, Programs, backward, randn, same, seed_of
+from .oracles import APIS, Programs, backward, randn, same, seed_of
 
 programs = Programs()
 
@@ -268,10 +268,10 @@ def some_inputs_and_parameters_frozen(run, x, c, model):
     return y
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("name", programs)
-def test_as_without_remat(name, face) -> None:
-    same(*programs[name], FACES[face])
+def test_as_without_remat(name, api) -> None:
+    same(*programs[name], APIS[api])
 
 
 def test_a_graph_is_freed_by_its_pass() -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import remat
 
-from .oracles import FACES, Programs, randn, same
+from .oracles import APIS, Programs, randn, same
 
 pytestmark = pytest.mark.usefixtures("another_thread")
 
@@ -193,10 +193,10 @@ def other_sources(run, x):
     return run(f, x)
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("name", programs)
-def test_as_without_remat(name, face) -> None:
-    same(*programs[name], FACES[face])
+def test_as_without_remat(name, api) -> None:
+    same(*programs[name], APIS[api])
 
 
 class Drop(nn.Module):
@@ -215,18 +215,18 @@ class Drop(nn.Module):
         return F.dropout(x, 0.2)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_draws_between_and_after_the_segments(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_draws_between_and_after_the_segments(api) -> None:
     def program(run, model, x):
         y = model(run, x)
         after = torch.rand(3)
         return y, after
 
-    same(program, lambda: (Drop(), torch.randn(50, 40)), FACES[face])
+    same(program, lambda: (Drop(), torch.randn(50, 40)), APIS[api])
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_draws_during_the_backward_pass(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_draws_during_the_backward_pass(api) -> None:
     """A hook that draws gets the numbers that it gets without remat."""
 
     def program(run, x):
@@ -235,7 +235,7 @@ def test_draws_during_the_backward_pass(face) -> None:
         x.register_hook(lambda g: g + torch.rand_like(g))
         return y
 
-    same(program, randn(30, 50), FACES[face])
+    same(program, randn(30, 50), APIS[api])
 
 
 @pytest.mark.parametrize("preserve", [True, False])

@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import remat
 
-from .oracles import FACES, assert_same, outcome, plain
+from .oracles import APIS, assert_same, outcome, plain
 from .random_programs import compiled, draw
 
 REFUSALS = ("modified by an inplace operation", "given other memory")
@@ -47,7 +47,7 @@ def right(program) -> dict[str, object] | None:
         return None
 
 
-def judge(source: str, face: str) -> str:
+def judge(source: str, api: str) -> str:
     """Return "right", "refused", "plain refuses", or what is wrong."""
     program = compiled(source, {"remat": remat, "drop": drop})
     expected = right(program)
@@ -56,7 +56,7 @@ def judge(source: str, face: str) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", remat.RematWarning)
         try:
-            found = outcome(program, FACES[face], inputs())
+            found = outcome(program, APIS[api], inputs())
         except RuntimeError as error:
             if not any(text in str(error) for text in REFUSALS):
                 raise
@@ -70,9 +70,9 @@ def judge(source: str, face: str) -> str:
 
 @pytest.mark.parametrize("seed", range(250))
 def test_a_random_program(seed: int) -> None:
-    face = list(FACES)[seed % len(FACES)]
+    api = list(APIS)[seed % len(APIS)]
     source = draw(seed)
-    assert judge(source, face) in ("right", "refused", "plain refuses"), f"{face}\n{source}"
+    assert judge(source, api) in ("right", "refused", "plain refuses"), f"{api}\n{source}"
 
 
 def test_most_programs_are_right() -> None:

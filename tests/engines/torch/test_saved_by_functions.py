@@ -9,7 +9,7 @@ from torch.autograd import Function
 
 import remat
 
-from .oracles import FACES
+from .oracles import APIS
 
 SEEN: list[Tensor] = []
 
@@ -66,11 +66,11 @@ def of_one_dimension():
     return torch.arange(9.0).as_strided((3, 3), (3, 1))
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize(
     "make", [frozen_parameter, of_a_subclass, of_plain_class, of_one_dimension]
 )
-def test_a_leaf_comes_back_as_itself(make, face) -> None:
+def test_a_leaf_comes_back_as_itself(make, api) -> None:
     w = make()
     w.scale = 3.0
 
@@ -82,22 +82,22 @@ def test_a_leaf_comes_back_as_itself(make, face) -> None:
 
     expected = gradient_of(lambda f, x: f(x))
     assert SEEN[0] is w
-    assert torch.equal(gradient_of(FACES[face]), expected)
+    assert torch.equal(gradient_of(APIS[api]), expected)
     assert SEEN[0] is w
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("size", [1, 20_000])
-def test_a_backward_writes_to_the_tensor_that_it_saved(size, face) -> None:
+def test_a_backward_writes_to_the_tensor_that_it_saved(size, api) -> None:
     counter = torch.zeros(size)
     x = torch.ones(3, requires_grad=True)
     for passes in (1, 2):
-        FACES[face](lambda x: Counting.apply(x.exp(), counter).sin(), x).sum().backward()
+        APIS[api](lambda x: Counting.apply(x.exp(), counter).sin(), x).sum().backward()
         assert counter[0] == passes
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_what_hooks_would_lose_is_refused(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_what_hooks_would_lose_is_refused(api) -> None:
     """PyTorch's hooks return a tensor with a history as a bare one: the gradient would be wrong."""
 
     def f(x):
@@ -107,11 +107,11 @@ def test_what_hooks_would_lose_is_refused(face) -> None:
 
     x = torch.ones(3, 3, requires_grad=True)
     with pytest.raises(remat.UnsupportedError, match=r"lose its class Twice.*as_subclass"):
-        FACES[face](f, x)
+        APIS[api](f, x)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_attributes_that_hooks_would_lose_are_refused(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_attributes_that_hooks_would_lose_are_refused(api) -> None:
     def f(x):
         w = x.exp()
         w.scale = 1.0
@@ -119,11 +119,11 @@ def test_attributes_that_hooks_would_lose_are_refused(face) -> None:
 
     x = torch.ones(3, 3, requires_grad=True)
     with pytest.raises(remat.UnsupportedError, match=r"lose attributes.*keep the rest on ctx"):
-        FACES[face](f, x)
+        APIS[api](f, x)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_what_the_region_computed_without_grad_keeps_its_class(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_what_the_region_computed_without_grad_keeps_its_class(api) -> None:
     def f(x):
         w = x.detach().exp().as_subclass(Twice)
         w.scale = 2.0
@@ -134,7 +134,7 @@ def test_what_the_region_computed_without_grad_keeps_its_class(face) -> None:
         run(f, x).sum().backward()
         return x.grad
 
-    assert torch.equal(gradient_of(FACES[face]), gradient_of(lambda f, x: f(x)))
+    assert torch.equal(gradient_of(APIS[api]), gradient_of(lambda f, x: f(x)))
 
 
 class ScalesWhatItSaved(Function):
@@ -158,9 +158,9 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("views", VIEWS)
-def test_a_backward_that_writes_to_a_saved_tensor_changes_no_other(views, face) -> None:
+def test_a_backward_that_writes_to_a_saved_tensor_changes_no_other(views, api) -> None:
     """Plain autograd raises; a region computes the other one again, or raises."""
 
     def f(x):
@@ -178,7 +178,7 @@ def test_a_backward_that_writes_to_a_saved_tensor_changes_no_other(views, face) 
     x = torch.ones(3, 3, requires_grad=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         f(x).backward()
-    if raises_if(lambda: FACES[face](f, x).backward(), "modified by an inplace operation"):
+    if raises_if(lambda: APIS[api](f, x).backward(), "modified by an inplace operation"):
         return
     assert torch.equal(x.grad, expected())
 

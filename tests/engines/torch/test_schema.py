@@ -165,14 +165,14 @@ def plain(function, *inputs):
 
 
 @pytest.mark.parametrize("around", ["forward", "backward", "forward and backward"])
-def test_a_mode_of_the_program_does_not_meet_our_calls(around):
+def test_a_mode_of_the_program_does_not_see_our_calls(around):
     expected = gradients(plain, layer, around)
     ours = gradients(remat.checkpoint, layer, around)
     assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_a_mode_of_the_program_does_not_meet_our_calls_for_code_that_runs_inside_of_it():
+def test_a_mode_of_the_program_does_not_see_our_calls_for_code_that_runs_inside_of_it():
     scripted = torch.jit.script(_product)
     for _ in range(3):  # it compiles itself, and then it does not repeat itself
         gradients(plain, scripted, "")

@@ -1,4 +1,4 @@
-"""The faces of a segment: how it is called, what goes in and what comes out."""
+"""The public functions of a segment: how it is called, what goes in and what comes out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import remat
 
-from .oracles import FACES, Programs, plain, randn, same
+from .oracles import APIS, Programs, plain, randn, same
 
 programs = Programs()
 
@@ -138,9 +138,9 @@ TREES = {
 }
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("tree", TREES)
-def test_trees(tree, face) -> None:
+def test_trees(tree, api) -> None:
     make, take = TREES[tree]
 
     def program(run, x, w):
@@ -153,7 +153,7 @@ def test_trees(tree, face) -> None:
         assert type(out) is type(make(x, w))
         return take(out)
 
-    same(program, two, FACES[face])
+    same(program, two, APIS[api])
 
 
 @programs.starting_from(two)
@@ -239,10 +239,10 @@ def a_long_region(run, x, w):
     return run(f, x, w)
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("name", programs)
-def test_as_without_remat(name, face) -> None:
-    same(*programs[name], FACES[face])
+def test_as_without_remat(name, api) -> None:
+    same(*programs[name], APIS[api])
 
 
 def test_the_function_runs_once() -> None:
@@ -286,8 +286,8 @@ def test_a_very_long_region_needs_no_deep_stack() -> None:
 # -- marks, nodes and groups -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_marks_change_no_result(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_marks_change_no_result(api) -> None:
     def program(run, x, w):
         hold = (lambda t: t) if run is plain else remat.mark_checkpoint
         drop = (lambda t: t) if run is plain else remat.checkpoint
@@ -302,7 +302,7 @@ def test_marks_change_no_result(face) -> None:
 
         return run(f, x, w)
 
-    same(program, two, FACES[face])
+    same(program, two, APIS[api])
 
 
 def test_marks_are_known_by_their_tensor() -> None:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import remat
 
-from .oracles import FACES, Programs, assert_same, backward, outcome, plain, randn, same
+from .oracles import APIS, Programs, assert_same, backward, outcome, plain, randn, same
 
 programs = Programs()
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
@@ -145,15 +145,15 @@ def default_device_inside(run, x):
     return run(f, x)
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("name", programs)
-def test_as_without_remat(name, face) -> None:
-    same(*programs[name], FACES[face])
+def test_as_without_remat(name, api) -> None:
+    same(*programs[name], APIS[api])
 
 
 @pytest.mark.xfail(strict=True, reason="a replay takes the kernels that are switched on then")
-@pytest.mark.parametrize("face", ["segment", "scope", "nested", "group", "drawn"])
-def test_other_kernels_for_the_forward_pass(face) -> None:
+@pytest.mark.parametrize("api", ["segment", "scope", "nested", "group", "drawn"])
+def test_other_kernels_for_the_forward_pass(api) -> None:
     def program(run, conv, x):
         def f(x):
             with torch.backends.mkldnn.flags(enabled=False):
@@ -162,11 +162,11 @@ def test_other_kernels_for_the_forward_pass(face) -> None:
         return run(f, x)
 
     make = lambda: (nn.Conv2d(3, 8, 3), torch.randn(2, 3, 20, 20).requires_grad_())  # noqa: E731
-    same(program, make, FACES[face])
+    same(program, make, APIS[api])
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_deterministic_algorithms(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_deterministic_algorithms(api) -> None:
     def program(run, x):
         def f(x):
             h = torch.zeros(4, 3).index_put((torch.tensor([0, 0, 2]),), x[:3], accumulate=True)
@@ -176,7 +176,7 @@ def test_deterministic_algorithms(face) -> None:
 
     torch.use_deterministic_algorithms(True)
     try:
-        same(program, randn(4, 3), FACES[face])
+        same(program, randn(4, 3), APIS[api])
     finally:
         torch.use_deterministic_algorithms(False)
 

@@ -14,7 +14,7 @@ from torch.ao.quantization import FusedMovingAvgObsFakeQuantize
 
 import remat
 
-from .oracles import FACES, Programs, randn, same
+from .oracles import APIS, Programs, randn, same
 
 programs = Programs()
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.ao.quantization.*:DeprecationWarning")
@@ -28,7 +28,7 @@ def of_bytes(tensor):
     )
 
 
-TWINS = {
+SHARED_COPIES = {
     "dlpack": lambda tensor: torch.from_dlpack(tensor.detach()),
     "numpy": lambda tensor: torch.from_numpy(tensor.detach().numpy()),
     "bytes": of_bytes,
@@ -38,13 +38,13 @@ TWINS = {
 # -- two tensors over one memory, each with a storage of its own ----------------------------------
 
 
-def write_to_the_twin(twin_of):
+def write_to_the_shared_tensor(shared_with):
     def program(run, x):
         def f(x):
             y = x.detach().sin()
-            twin = twin_of(y)
+            shared = shared_with(y)
             z = (x + y).sin()
-            twin.mul_(2)
+            shared.mul_(2)
             return z * (x + y).cos()
 
         return run(f, x)
@@ -52,28 +52,28 @@ def write_to_the_twin(twin_of):
     return program
 
 
-def write_to_the_tensor(twin_of):
+def write_to_the_tensor(shared_with):
     def program(run, x):
         def f(x):
             y = x.detach().sin()
-            twin = twin_of(y)
-            z = (x + twin).sin()
+            shared = shared_with(y)
+            z = (x + shared).sin()
             y.mul_(2)
-            return z * (x + twin).cos() + (x + y).exp()
+            return z * (x + shared).cos() + (x + y).exp()
 
         return run(f, x)
 
     return program
 
 
-def write_from_one_to_the_other(twin_of):
+def write_from_one_to_the_other(shared_with):
     def program(run, x):
         def f(x):
             y = x.detach().sin()
-            twin = twin_of(y)
-            y.add_(twin)
-            z = (x + twin).sin()
-            twin.add_(y)
+            shared = shared_with(y)
+            y.add_(shared)
+            z = (x + shared).sin()
+            shared.add_(y)
             return z * (x + y).cos()
 
         return run(f, x)
@@ -81,13 +81,13 @@ def write_from_one_to_the_other(twin_of):
     return program
 
 
-def write_to_the_twin_of_one_that_has_gone(twin_of):
+def write_to_the_shared_with_one_that_has_gone(shared_with):
     def program(run, x):
         def f(x):
             y = x.detach().sin().data  # the tensor that the op made is gone, its memory is not
-            twin = twin_of(y)
+            shared = shared_with(y)
             z = (x + y).sin()
-            twin[0] = 2
+            shared[0] = 2
             return z * (x + y).cos()
 
         return run(f, x)
@@ -95,31 +95,31 @@ def write_to_the_twin_of_one_that_has_gone(twin_of):
     return program
 
 
-def write_to_memory_from_outside(twin_of):
+def write_to_memory_from_outside(shared_with):
     def program(run, x):
         b = x.detach().exp()
-        twin = twin_of(b)
+        shared = shared_with(b)
 
         def f(x):
             z = (x + b).sin()
-            twin.mul_(2)
+            shared.mul_(2)
             w = (x + b).cos()
             b.mul_(2)
-            return z * w, (x + twin).sin()
+            return z * w, (x + shared).sin()
 
         return run(f, x)
 
     return program
 
 
-def statistics_with_a_twin(twin_of):
+def statistics_with_shared_memory(shared_with):
     def program(run, x):
         norm = nn.BatchNorm1d(x.shape[1])
-        twin = twin_of(norm.running_mean)
+        shared = shared_with(norm.running_mean)
 
         def f(x):
-            z = (x + twin).sin()
-            return norm(z).exp() + (x + twin).cos()
+            z = (x + shared).sin()
+            return norm(z).exp() + (x + shared).cos()
 
         return run(f, x)
 
@@ -127,16 +127,16 @@ def statistics_with_a_twin(twin_of):
 
 
 for make in (
-    write_to_the_twin,
+    write_to_the_shared_tensor,
     write_to_the_tensor,
     write_from_one_to_the_other,
-    write_to_the_twin_of_one_that_has_gone,
+    write_to_the_shared_with_one_that_has_gone,
     write_to_memory_from_outside,
-    statistics_with_a_twin,
+    statistics_with_shared_memory,
 ):
-    for kind, twin_of in TWINS.items():
+    for kind, shared_with in SHARED_COPIES.items():
         for size, n in SIZES.items():
-            programs[f"{make.__name__}, {kind}, {size}"] = make(twin_of), randn(n, n)
+            programs[f"{make.__name__}, {kind}, {size}"] = make(shared_with), randn(n, n)
 
 
 @programs.starting_from(randn(4, 4))
@@ -166,30 +166,30 @@ def an_array_that_nobody_writes_to(run, x):
     return run(lambda x: (x + shared).sin().exp() * shared.t(), x)
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("name", programs)
-def test_as_without_remat(name, face) -> None:
-    same(*programs[name], FACES[face])
+def test_as_without_remat(name, api) -> None:
+    same(*programs[name], APIS[api])
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("face", FORGETTING)
-def test_a_large_batch_that_is_filled_again_is_an_error(face, requires_grad) -> None:
+@pytest.mark.parametrize("api", FORGETTING)
+def test_a_large_batch_that_is_filled_again_is_an_error(api, requires_grad) -> None:
     weight = torch.randn(200, 200, requires_grad=True)
     array = np.ones((200, 200), np.float32)
     batch = torch.from_numpy(array).requires_grad_(requires_grad)
-    y = FACES[face](lambda batch: (batch[:100] + weight[:100]).sin().exp(), batch)
+    y = APIS[api](lambda batch: (batch[:100] + weight[:100]).sin().exp(), batch)
     array[99, 199] = 2
     with pytest.raises(RuntimeError, match=r"memory that it shares.*\[100, 200\].*\.clone\(\)"):
         y.sum().backward()
 
 
-@pytest.mark.parametrize("face", FORGETTING)
-def test_what_no_op_has_read_may_be_written_to(face) -> None:
+@pytest.mark.parametrize("api", FORGETTING)
+def test_what_no_op_has_read_may_be_written_to(api) -> None:
     weight = torch.randn(100, 100, requires_grad=True)
     array = np.ones((200, 200), np.float32)
     columns = torch.from_numpy(array)[:, :100]
-    y = FACES[face](lambda weight: (columns[:100] + weight).sin().exp(), weight)
+    y = APIS[api](lambda weight: (columns[:100] + weight).sin().exp(), weight)
     array[100:] = array[:, 100:] = 2
     (found,) = torch.autograd.grad(y.sum(), weight)
     (expected,) = torch.autograd.grad((1 + weight).sin().exp().sum(), weight)
@@ -253,19 +253,19 @@ def statistics():
     }
 
 
-@pytest.mark.parametrize("face", FORGETTING)
+@pytest.mark.parametrize("api", FORGETTING)
 @pytest.mark.parametrize("name", statistics())
-def test_statistics_that_are_written_to_after_a_region(name, face) -> None:
+def test_statistics_that_are_written_to_after_a_region(name, api) -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 4, requires_grad=True)
     read, write = statistics()[name]
     expected = gradient(lambda f, x: f(x), read, lambda: None, x)
-    found = gradient(FACES[face], read, write, x)
+    found = gradient(APIS[api], read, write, x)
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("face", FORGETTING)
-def test_statistics_that_a_loop_in_a_region_writes_to(face) -> None:
+@pytest.mark.parametrize("api", FORGETTING)
+def test_statistics_that_a_loop_in_a_region_writes_to(api) -> None:
     """To the region around it, what a loop does is not to be seen."""
 
     def gradient_of(run, loop):
@@ -282,6 +282,6 @@ def test_statistics_that_a_loop_in_a_region_writes_to(face) -> None:
     def checkpointed(norm, y):
         return remat.checkpointed_loop(lambda s: norm(s).sin(), y, seq_length=2)[0]
 
-    found = gradient_of(FACES[face], checkpointed)
+    found = gradient_of(APIS[api], checkpointed)
     expected = gradient_of(lambda f, x: f(x), lambda norm, y: norm(norm(y).sin()).sin())
     assert torch.equal(found, expected)

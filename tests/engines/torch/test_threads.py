@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import remat
 from remat.engines.torch.randomness import draw, draw_again
 
-from .oracles import FACES, in_a_scope, plain
+from .oracles import APIS, in_a_scope, plain
 
 
 def model_and_input(number: int):
@@ -23,8 +23,8 @@ def model_and_input(number: int):
     return weight, torch.randn(4, 8, generator=generator)
 
 
-def gradient(run, number: int, *, meet=lambda: None) -> torch.Tensor:
-    """Return a gradient; `meet` is called in the middle of the region."""
+def gradient(run, number: int, *, wait=lambda: None) -> torch.Tensor:
+    """Return a gradient; `wait` is called in the middle of the region."""
     weight, x = model_and_input(number)
     generator = torch.Generator().manual_seed(number)
 
@@ -33,7 +33,7 @@ def gradient(run, number: int, *, meet=lambda: None) -> torch.Tensor:
             mask = torch.empty(4, 8).bernoulli_(0.7, generator=generator)
             x = (x @ weight).sin() * mask
             if n == 2:
-                meet()
+                wait()
             x += 0.1
         return x
 
@@ -41,13 +41,13 @@ def gradient(run, number: int, *, meet=lambda: None) -> torch.Tensor:
     return weight.grad
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_regions_in_several_threads(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_regions_in_several_threads(api) -> None:
     """All are open at the same time, and each is right."""
     count = 4
     barrier = threading.Barrier(count, timeout=20)
     with ThreadPoolExecutor(count) as pool:
-        found = list(pool.map(lambda n: gradient(FACES[face], n, meet=barrier.wait), range(count)))
+        found = list(pool.map(lambda n: gradient(APIS[api], n, wait=barrier.wait), range(count)))
     for number, one in enumerate(found):
         assert torch.equal(one, gradient(plain, number))
 
@@ -61,7 +61,7 @@ def test_one_scope_object_in_several_threads() -> None:
             return f(x)
 
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda n: gradient(run, n, meet=barrier.wait), range(3)))
+        found = list(pool.map(lambda n: gradient(run, n, wait=barrier.wait), range(3)))
     for number, one in enumerate(found):
         assert torch.equal(one, gradient(plain, number))
 
@@ -90,11 +90,11 @@ def test_shared_parameters_in_several_threads() -> None:
             assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_backward_in_another_thread(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_backward_in_another_thread(api) -> None:
     weight, x = model_and_input(0)
     torch.manual_seed(5)
-    y = FACES[face](lambda x: F.dropout((x @ weight).sin()).exp(), x)
+    y = APIS[api](lambda x: F.dropout((x @ weight).sin()).exp(), x)
     thread = threading.Thread(target=lambda: y.sum().backward())
     thread.start()
     thread.join(20)
@@ -104,10 +104,10 @@ def test_backward_in_another_thread(face) -> None:
     assert torch.equal(found, weight.grad)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_two_threads_walk_back_through_one_region(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_two_threads_walk_back_through_one_region(api) -> None:
     weight, x = model_and_input(1)
-    a, b = FACES[face](lambda x: ((x @ weight).sin().exp(), (x @ weight).cos().tanh()), x)
+    a, b = APIS[api](lambda x: ((x @ weight).sin().exp(), (x @ weight).cos().tanh()), x)
     c = (a * b).sin()
     barrier = threading.Barrier(4, timeout=20)
 
@@ -124,7 +124,7 @@ def test_two_threads_walk_back_through_one_region(face) -> None:
     assert all(torch.equal(g, expected) for g in found)
 
 
-def test_another_thread_is_not_watched() -> None:
+def test_another_thread_is_not_recorded() -> None:
     stacks = []
     with remat.CheckpointScope("here"):
         torch.ones(2).sin()
@@ -247,7 +247,7 @@ def test_a_draw_and_its_replay_that_were_disturbed_alike_are_noticed() -> None:
 
     def draw_and_be_disturbed() -> torch.Tensor:
         numbers = torch.rand(3, generator=generator)
-        torch.rand(1, generator=generator)  # by somebody else
+        torch.rand(1, generator=generator)  # by another thread
         return numbers
 
     with pytest.raises(remat.RecomputeMismatchError, match="a generator of its own"):
@@ -263,7 +263,7 @@ def test_a_replay_that_was_disturbed_is_repeated(repeatable) -> None:
         nonlocal calls
         calls += 1
         if calls == 2:
-            torch.rand(1, generator=disturbed.generator)  # by somebody else
+            torch.rand(1, generator=disturbed.generator)  # by another thread
         return torch.rand(3, generator=disturbed.generator)
 
     first, drawn = draw(disturbed, call)

@@ -9,7 +9,7 @@ from torch.ao.quantization import FusedMovingAvgObsFakeQuantize
 
 import remat
 
-from .oracles import FACES, Programs, randn, same
+from .oracles import APIS, Programs, randn, same
 
 programs = Programs()
 pytestmark = [
@@ -312,11 +312,11 @@ class Doubled(nn.Parameter):
             return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_class_of_parameters_with_functions_of_its_own(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_a_class_of_parameters_with_functions_of_its_own(api) -> None:
     x, p = torch.randn(2, 2, requires_grad=True), torch.randn(2, 2)
     weights = Doubled(p.clone())
-    FACES[face](lambda x: torch.mul(torch.add(x, weights).sin(), weights), x).sum().backward()
+    APIS[api](lambda x: torch.mul(torch.add(x, weights).sin(), weights), x).sum().backward()
     ours = x.grad, weights.grad
     x.grad = None
     plain = Doubled(p.clone())
@@ -349,7 +349,7 @@ def a_sparse_tensor_transposed_in_place(run, x, s):
     return run(f, x)
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("name", programs)
-def test_as_without_remat(name, face) -> None:
-    same(*programs[name], FACES[face])
+def test_as_without_remat(name, api) -> None:
+    same(*programs[name], APIS[api])

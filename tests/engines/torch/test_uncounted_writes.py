@@ -11,7 +11,7 @@ from torch import nn
 
 import remat
 
-from .oracles import FACES, Programs, same
+from .oracles import APIS, Programs, same
 
 programs = Programs()
 FORGETTING = ["segment", "scope", "nested", "group"]
@@ -78,20 +78,20 @@ def through_dlpack_of_torch(run, x):
     return run(f, x)
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("name", programs)
-def test_as_without_remat(name, face) -> None:
-    same(*programs[name], FACES[face])
+def test_as_without_remat(name, api) -> None:
+    same(*programs[name], APIS[api])
 
 
-@pytest.mark.parametrize("face", FORGETTING)
+@pytest.mark.parametrize("api", FORGETTING)
 @pytest.mark.parametrize("elements", [6, 100_000])
-def test_a_write_through_dlpack_after_the_region(face, elements) -> None:
+def test_a_write_through_dlpack_after_the_region(api, elements) -> None:
     """Small memory was copied, of large memory there is a checksum."""
     x = torch.linspace(0.1, 1.0, elements).requires_grad_()
     mask = torch.ones(elements)
     array = np.from_dlpack(mask)
-    y = FACES[face](lambda x: (x.exp() + mask).sin(), x)
+    y = APIS[api](lambda x: (x.exp() + mask).sin(), x)
     array[...] = 7.0
     if elements > 6:
         with pytest.raises(remat.ModifiedInputError, match="memory that it shares"):
@@ -101,13 +101,13 @@ def test_a_write_through_dlpack_after_the_region(face, elements) -> None:
         assert torch.equal(x.grad, (x.exp() + 1).cos().mul(x.exp()).detach())
 
 
-@pytest.mark.parametrize("face", FORGETTING)
+@pytest.mark.parametrize("api", FORGETTING)
 @pytest.mark.parametrize("fused", [True, False])
-def test_the_step_of_an_optimizer_before_the_backward_pass(face, fused) -> None:
+def test_the_step_of_an_optimizer_before_the_backward_pass(api, fused) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
     model(torch.ones(2, 4)).sum().backward()
-    y = FACES[face](lambda x: model(x.exp()).sin(), torch.ones(2, 4))
+    y = APIS[api](lambda x: model(x.exp()).sin(), torch.ones(2, 4))
     optimizer.step()
     with pytest.raises(remat.ModifiedInputError, match=r"optimizer.step\(\) after|inplace"):
         y.sum().backward()

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import remat
 
-from .oracles import FACES, Programs, plain, same
+from .oracles import APIS, Programs, plain, same
 
 programs = Programs()
 FORGETTING = ["segment", "scope", "nested", "group"]
@@ -52,15 +52,15 @@ def a_gradient_in_the_middle(run, x):
     return run(f, x)
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("name", programs)
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_as_without_remat(name, face) -> None:
-    same(*programs[name], FACES[face])
+def test_as_without_remat(name, api) -> None:
+    same(*programs[name], APIS[api])
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_gradient_of_a_complex_function_in_double(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_a_gradient_of_a_complex_function_in_double(api) -> None:
     """The number keeps its 53 bits. (Under any dispatch mode the last one may differ.)"""
 
     def f(x):
@@ -69,13 +69,13 @@ def test_a_gradient_of_a_complex_function_in_double(face) -> None:
         return (g**2).sum()
 
     x = torch.linspace(0.1, 1.0, 4).double().requires_grad_()
-    (found,) = torch.autograd.grad(FACES[face](f, x), x)
+    (found,) = torch.autograd.grad(APIS[api](f, x), x)
     (expected,) = torch.autograd.grad(f(x), x)
     assert torch.allclose(found, expected, rtol=1e-13, atol=1e-15)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_parameters_of_inference_mode(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_parameters_of_inference_mode(api) -> None:
     with torch.inference_mode():
         linear = nn.Linear(4, 4)
 
@@ -89,13 +89,13 @@ def test_parameters_of_inference_mode(face) -> None:
         run(f, x).sum().backward()
         return x.grad
 
-    assert torch.equal(gradient(FACES[face]), gradient(plain))
+    assert torch.equal(gradient(APIS[api]), gradient(plain))
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_dropout_of_a_meta_tensor(face) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_dropout_of_a_meta_tensor(api) -> None:
     x = torch.randn(2, 2, device="meta", requires_grad=True)
-    FACES[face](lambda x: F.dropout(x.exp(), 0.5).sin(), x).sum().backward()
+    APIS[api](lambda x: F.dropout(x.exp(), 0.5).sin(), x).sum().backward()
     assert x.grad.shape == (2, 2)
 
 
@@ -108,11 +108,11 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("face", FORGETTING)
+@pytest.mark.parametrize("api", FORGETTING)
 @pytest.mark.parametrize("use", USES)
-def test_a_parameter_whose_memory_was_freed(use, face) -> None:
+def test_a_parameter_whose_memory_was_freed(use, api) -> None:
     linear = nn.Linear(4, 4)
-    y = FACES[face](functools.partial(USES[use], linear), torch.ones(2, 4, requires_grad=True))
+    y = APIS[api](functools.partial(USES[use], linear), torch.ones(2, 4, requires_grad=True))
     linear.weight.untyped_storage().resize_(0)
     with pytest.raises(remat.ModifiedInputError, match=r"\[4, 4\].*freed.*each sharded module"):
         y.sum().backward()

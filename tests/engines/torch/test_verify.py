@@ -221,3 +221,8 @@ def test_gradients_of_every_tensor_that_a_function_refers_to(function) -> None:
     }[function]
     assert [id(tensor) for tensor in found.sources.values()] == [id(t) for t in expected]
     assert not found.buffers
+
+
+def test_the_copies_of_inputs_are_no_ops_of_the_function() -> None:
+    found = remat.verify(lambda x: x.sin().exp(), torch.ones(3, requires_grad=True))
+    assert found.ops == 2

@@ -8,7 +8,7 @@ from .loop import run_loop, run_while
 from .scope import checkpoint_tensor, close_scope, is_marked, mark, name_tensor, open_scope
 from .segment import run_segment
 from .tape import is_tracing
-from .verifying import verify
+from .verify import verify
 
 __all__ = [
     "ARRAYS",

@@ -58,7 +58,7 @@ class Budget:
     # -- a pass ------------------------------------------------------------------------------------
 
     def record(self, run: Run, inputs: Sequence[Any], wanted: Sequence[bool]) -> BudgetedRecording:
-        """Record a function as one region, and plan it if nobody has."""
+        """Record a function as one region, and plan it if it has no plan."""
         region, recording = _record_region(run, inputs, wanted, self.planned)
         follower = region.follower
         planned = follower.current if region.follows and follower.is_complete else None

@@ -60,7 +60,7 @@ class Captures:
         self._prepared: list[tuple[Sequence[Any], list[list[Any]]]] = []  # for the last `values`
         self._numbers: dict[int, int] = {}
         self._known: dict[Any, Any] = {}
-        self._watched: dict[Any, tuple[Place, Any]] = {}  # numbers, as they were when found
+        self._tracked: dict[Any, tuple[Place, Any]] = {}  # numbers, as they were when found
         self._change: _Change | None = None
 
     @contextmanager
@@ -98,7 +98,9 @@ class Captures:
     def accept_constants(self) -> None:
         """After a recorded run: what was left behind and is not traced is a constant."""
         for key, value in self._left_behind():
-            if isbox(value) or isinstance(value, str):  # nobody sees what is in a functools cache
+            if isbox(value) or isinstance(
+                value, str
+            ):  # the content of a functools cache is not visible
                 raise _left(value)
             self._known[key] = value
 
@@ -119,7 +121,7 @@ class Captures:
             )
 
     def _changed_number(self) -> _Change | None:
-        for place, before in self._watched.values():
+        for place, before in self._tracked.values():
             if self._change is not None:
                 break  # once is enough: a switch may be back where it was
             now = place.get()
@@ -132,7 +134,7 @@ class Captures:
 
     def _left_behind(self) -> list[tuple[Any, Any]]:
         now = capture(self._holders)
-        self._watched = now._watched | self._watched
+        self._tracked = now._tracked | self._tracked
         self.found_at |= now.found_at
         self._changed_number()
         return [(k, v) for k, v in now._known.items() if self._known.get(k, GONE) is not v]
@@ -171,21 +173,21 @@ class Captures:
 
     def numbers(self) -> dict[Any, Any]:
         """Return the numbers that the functions close over, as they are now, by place."""
-        return {key: place.get() for key, (place, _) in self._watched.items()}
+        return {key: place.get() for key, (place, _) in self._tracked.items()}
 
-    def set_numbers_back(self) -> None:
+    def restore_numbers(self) -> None:
         """Set them to what they were when they were found."""
-        self.put_numbers({key: before for key, (_, before) in self._watched.items()})
+        self.put_numbers({key: before for key, (_, before) in self._tracked.items()})
 
     def put_numbers(self, numbers: dict[Any, Any]) -> None:
         """Set them to what `numbers()` has returned before."""
         for key, value in numbers.items():
-            place, _ = self._watched[key]
+            place, _ = self._tracked[key]
             if value is not GONE and place.get() is not value:
                 place.put(value)
 
     def name_of_number(self, key: Any) -> str:
-        return self._name(self._watched[key][0])
+        return self._name(self._tracked[key][0])
 
     def know(self, value: Any) -> None:
         """Remember a number or an array that is there; held, so that no other takes its id."""
@@ -196,9 +198,9 @@ class Captures:
         elif isinstance(value, np.ndarray) and value.flags.writeable:
             self.buffers.append(value)
 
-    def watch(self, place: Place, number: Any) -> None:
+    def track(self, place: Place, number: Any) -> None:
         if isinstance(place, Item | Attribute):
-            self._watched[id(place.owner), place.key] = place, number
+            self._tracked[id(place.owner), place.key] = place, number
 
 
 def _left(value: Any) -> UnsupportedError:
@@ -228,7 +230,7 @@ def capture(holders: Sequence[list[Any]], *, arrays: bool = False) -> Captures:
     while work:
         value, place = work.pop()
         if _is_number(value):
-            found.watch(place, value)
+            found.track(place, value)
         if isinstance(value, _ATOMS):
             continue
         if is_wanted(value):

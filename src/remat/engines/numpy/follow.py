@@ -108,13 +108,13 @@ def has_box(value: Any) -> bool:
 
 @lru_cache(maxsize=512)
 def _wrapper(func: Any) -> Callable[..., Any] | None:
-    places = {
+    modules = {
         "numpy": anp,
         "numpy.linalg": autograd.numpy.linalg,
         "numpy.fft": autograd.numpy.fft,
     }
-    place = places.get(func.__module__)
-    wrapper = getattr(place, func.__name__, None)
+    module = modules.get(func.__module__)
+    wrapper = getattr(module, func.__name__, None)
     known = wrapper in primitive_vjps or wrapper in notrace_primitives[VJPNode]
     return wrapper if known else None
 
@@ -197,11 +197,11 @@ def numpy_functions(*names: str) -> list[Any]:
     """The functions of these names that this NumPy has."""
     found = []
     for name in names:
-        place: Any = np
+        function: Any = np
         for part in name.split("."):
-            place = getattr(place, part, None)
-        if place is not None:
-            found.append(place)
+            function = getattr(function, part, None)
+        if function is not None:
+            found.append(function)
     return found
 
 

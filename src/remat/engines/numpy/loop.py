@@ -1,4 +1,4 @@
-"""Loops under autograd: a whole loop is one primitive, and the runner computes its gradient."""
+"""Loops under autograd: a loop is one primitive, and the runner computes its gradient."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ...loops import (
 )
 from ...stores import MemoryStore, Store
 from .captures import Captures, capture
+from .custom_vjp import run_custom_vjp
+from .memory_measure import memories
 from .overlaps import guarded
 from .randomness import Randomness
 from .steps import Gradients, HeldState, Outputs, PerStep, RecordedStep, Steps
 from .tape import is_differentiable, is_made, plain, zeros_like
-from .weighing import memories
-from .whole import run_as_one
 
 __all__ = ["run_loop", "run_while"]
 
@@ -134,7 +134,7 @@ class _Loop:
 
 
 class _Primitive:
-    """A traced loop as a primitive of autograd: what `run_as_one` runs."""
+    """A traced loop as a primitive of autograd: what `run_custom_vjp` calls."""
 
     name = "checkpointed loop"
 
@@ -144,7 +144,7 @@ class _Primitive:
         self._steps = steps
         self._inputs = [*loop.initial.leaves, *steps.inputs.leaves, *steps.captured]
 
-    def ahead(self) -> tuple[Any, ...]:
+    def forward(self) -> tuple[Any, ...]:
         """Run forward; return the differentiable results."""
         self._loop.forward()
         results = self.results
@@ -155,7 +155,7 @@ class _Primitive:
     def results(self) -> list[Any]:
         return [*self._loop.final.leaves, *self._steps.outputs.stacks]
 
-    def back(self, gradients: Sequence[Any]) -> list[Any]:
+    def backward(self, gradients: Sequence[Any]) -> list[Any]:
         """Return a gradient for each input: state, per-step inputs, captures."""
         parts = iter(gradients)
         seeds = [next(parts) if traced else None for traced in self.traced]
@@ -192,7 +192,7 @@ def _run(
 
 
 def _run_traced(primitive: _Primitive, values: Sequence[Any]) -> list[Any]:
-    boxes = iter(run_as_one(primitive, values))
+    boxes = iter(run_custom_vjp(primitive, values))
     # (Copies of the rest: the caller may write to them, and re-runs are compared with them.)
     pairs = zip(primitive.traced, primitive.results, strict=True)
     return [next(boxes) if traced else _copy(result) for traced, result in pairs]

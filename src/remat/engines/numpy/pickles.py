@@ -1,7 +1,7 @@
 """Pickled traced arrays: good inside the trace that they belong to, an error outside of it.
 
-A pickle cannot hold the graph. So it holds a name, and the copy that it names rests here until the
-trace ends. A plain array in its place would lose the gradient in silence (worker processes).
+A pickle cannot hold the graph. So it holds a name, and the copy that it names is held here until
+the trace ends. A plain array in its place would lose the gradient in silence (worker processes).
 """
 
 from __future__ import annotations

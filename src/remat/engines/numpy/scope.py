@@ -12,6 +12,7 @@ from ...errors import RematError, UnsupportedError
 from ...loops import is_inside_a_region
 from ...observers import warn_once
 from ...plans.policy import Policy, as_policy
+from ..region_access import RegionAccess
 from .nodes import Node
 from .recording.records import Value
 from .recording.region import Region, close_region, drop, hold, threads
@@ -28,18 +29,17 @@ __all__ = [
 ]
 
 
-class Scope:
-    """A view of a region that does not keep it alive: that is up to its backward pass."""
+class Scope(RegionAccess[Region]):
+    """Access to a region that does not keep it alive: only its backward pass does."""
 
     def __init__(self, name: str, policy: Policy | None) -> None:
         self.name = name
         self.records = is_tracing()
         self._open: Region | None = None
-        self._region: Any = lambda: None
         if self.records:
             self._open = threads.region = Region(name, policy)
-            self._region = weakref.ref(self._open)
-        elif not is_inside_a_region():
+        super().__init__(self._open)
+        if not self.records and not is_inside_a_region():
             warn_once(
                 ("numpy", "scope", name),
                 f"scope {name!r} has no effect: no function is being differentiated, so nothing "
@@ -49,7 +49,7 @@ class Scope:
 
     @property
     def is_alive(self) -> bool:
-        region: Region | None = self._region()
+        region = self._region()
         return region is not None and (region is self._open or region.pending > 0)
 
     def close(self, *, quiet: bool) -> None:
@@ -72,21 +72,6 @@ class Scope:
                 f"scope {self.name!r} has no effect: nothing that is computed in it depends on "
                 "what is differentiated",
             )
-
-    def held(self) -> list[Any]:
-        """Return what the region holds of what was made in it."""
-        region: Region | None = self._region()
-        return [] if region is None else region.held()
-
-    def recompute(self) -> list[Any]:
-        """Return what the region has dropped and backward will ask for, recomputed now."""
-        region: Region | None = self._region()
-        return [] if region is None else region.recompute()
-
-    def drop(self) -> None:
-        region: Region | None = self._region()
-        if region is not None:
-            region.drop_all()
 
 
 def _is_open(region: Region) -> bool:

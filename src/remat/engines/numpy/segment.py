@@ -1,4 +1,4 @@
-"""A checkpointed call: its inputs are kept, what lies between is computed again on the way back."""
+"""A checkpointed call: its inputs are kept, its activations are recomputed in backward."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from ...plans.policy import as_policy
 from ...segments import SegmentOptions
 from .boxes import OpLog, TracedArray, as_view
 from .captures import capture
+from .custom_vjp import run_custom_vjp
 from .fingerprints import fingerprint
+from .memory_measure import held_elsewhere, memories, traced_memory
 from .nodes import memory_of
 from .randomness import GENERATORS, Randomness
 from .recording.region import Region, close_region, threads
-from .steps import proves_nothing, read_only
+from .steps import is_inconclusive, read_only
 from .tape import (
     Recording,
     is_differentiable,
@@ -35,8 +37,6 @@ from .tape import (
     refuse_changed,
     zeros_like,
 )
-from .weighing import held_elsewhere, memories, traced_memory
-from .whole import run_as_one
 
 __all__ = ["Segment", "name_of", "run_segment"]
 
@@ -47,14 +47,14 @@ def run_segment(
     kwargs: dict[str, Any],
     options: SegmentOptions,
 ) -> Any:
-    """Call `function`, and forget what it computes on the way."""
+    """Call `function` without keeping its activations."""
     if trace_stack.top < 0:
         return function(*args, **kwargs)
     segment = Segment(function, args, kwargs, options)
     if not any(map(isbox, segment.values)):
-        # (Inside a region that runs ahead nothing is traced: only its way back is recorded.)
+        # (In the forward pass of a region nothing is traced; it is recorded in backward.)
         if not is_inside_a_region():
-            _warn_of_no_effect(segment.shown_name)
+            _warn_of_no_effect(segment.display_name)
         return function(*args, **kwargs)
     if options.policy is not None:
         return _run_as_region(function, args, kwargs, options)
@@ -85,7 +85,7 @@ def _warn_of_no_effect(name: str) -> None:
 
 
 class Segment:
-    """A checkpointed call: ahead once, and back as often as autograd asks."""
+    """A checkpointed call: forward once, and backward as often as autograd asks."""
 
     name = "checkpointed call"
 
@@ -99,7 +99,7 @@ class Segment:
     ) -> None:
         self.holder = [function]
         self.log = log  # of what is run again
-        self.shown_name = options.name or name_of(function)
+        self.display_name = options.name or name_of(function)
         self.threshold = options.threshold
         self.leaves, self.structure = trees.flatten((args, kwargs))
         self.captures = capture([self.holder])
@@ -111,7 +111,7 @@ class Segment:
         if options.preserve_rng_state:
             given = [leaf for leaf in self.leaves if isinstance(leaf, GENERATORS)]
             self.randomness = Randomness([*self.captures.generators, *given])
-        self.moment = self.randomness.last_snapshot if self.randomness else ()
+        self.random_state = self.randomness.last_snapshot if self.randomness else {}
         self.results: list[Any] = []
         self.written: list[int] = []  # arguments that the function writes to: it gives them, too
         self.finals: list[Any] = []  # what they are after the call
@@ -121,12 +121,12 @@ class Segment:
         self.traced_results: list[bool] = []
         self.marks: list[Any] = []
         self.account = Account()
-        self.tape_bytes = 0  # if it was weighed
+        self.tape_bytes = 0  # if it was measured
         self.tape_key = object()
         self.kept: Recording | None = None
 
     def run(self) -> Any:
-        values = iter(run_as_one(self, self.values))
+        values = iter(run_custom_vjp(self, self.values))
         results = [next(values) if is_differentiable(r) else r for r in self.results]
         for i, final in zip(self.written, values, strict=True):
             self.leaves[i]._become(final)
@@ -146,16 +146,15 @@ class Segment:
         is_view = any(memory_of(final) is memory for final in self.finals)
         return as_view(result) if is_view else result
 
-    def ahead(self) -> tuple[Any, ...]:
-        self.account.begin(self.shown_name)
-        if self.threshold is None and not self.account.must_weigh:
+    def forward(self) -> tuple[Any, ...]:
+        self.account.begin(self.display_name)
+        if self.threshold is None and not self.account.must_measure:
             self.results = self._run_plainly()
         else:
-            self._rehearse()
+            self._run_recorded()
         if self.randomness:
             # A state is some 30 KB: not worth holding for a function that draws no numbers.
-            now = self.randomness.snapshot()
-            self.moment = self.randomness.watch_only_used(self.moment, now)
+            self.random_state = self.randomness.ignore_unused(self.random_state)
         self.has_run = True
         self.captures.refuse_leftovers()
         refuse_boxes(self.results)
@@ -166,7 +165,7 @@ class Segment:
             self.marks = [fingerprint(result) for result in results]
         return tuple(result for result in results if is_differentiable(result))
 
-    def back(self, gradients: Any) -> list[Any]:
+    def backward(self, gradients: Any) -> list[Any]:
         recording = self.kept or self._recorded_again()
         parts = iter(gradients)
         seeds = [next(parts) if traced else None for traced in self.traced_results]
@@ -193,7 +192,7 @@ class Segment:
                     if not _is_about_read_only(error):
                         raise
                 _writers.add(_code(self.holder[0]))
-                self._set_back()
+                self._restore()
             return self._run_on_copies()
 
     def _run_on_copies(self) -> list[Any]:
@@ -220,11 +219,11 @@ class Segment:
         self.finals = [self.given[i] for i in self.written]
         return results
 
-    def _set_back(self) -> None:
+    def _restore(self) -> None:
         """Undo what a run that did not come to its end has done to random and other numbers."""
         if self.randomness:
-            self.randomness.restore(self.moment)
-        self.captures.set_numbers_back()
+            self.randomness.restore(self.random_state)
+        self.captures.restore_numbers()
 
     def _refuse_writes_that_are_lost(self) -> None:
         """What is written to an array has to be seen by all that look at its memory."""
@@ -236,14 +235,14 @@ class Segment:
                 same = j < len(self.leaves) and self.leaves[i] is self.leaves[j]
                 if not same and np.may_share_memory(self.inputs[i], other):
                     raise UnsupportedError(
-                        f"{self.shown_name} writes to its argument {i}, whose memory another value "
-                        "that it gets or closes over looks at, too; pass a copy of one of them"
+                        f"{self.display_name} writes to its argument {i}, whose memory another "
+                        "value that it gets or closes over shares; pass a copy of one of them"
                     )
 
-    def _rehearse(self) -> None:
-        """Run with a tape and weigh it; keep it if it is light enough."""
+    def _run_recorded(self) -> None:
+        """Run with a tape and measure it; keep it if it is small enough."""
         account = self.account
-        with traced_memory() as used, account.inside(rehearsing=self.threshold is None):
+        with traced_memory() as used, account.inside(measuring=self.threshold is None):
             base = used()
             recording = record(self._recorded, self.inputs, self.wanted)
             self.tape_bytes = used() - base
@@ -262,7 +261,7 @@ class Segment:
         between = max(0, self.tape_bytes - sum(made.values()))
         self.tape_bytes = between + sum(on_tape.values())
         inputs = memories(p for p, v in zip(self.inputs, self.values, strict=True) if is_made(v))
-        account.weighed(between + account.inner_excess, inputs | on_tape)
+        account.add_measured(between + account.inner_excess, inputs | on_tape)
         account.keeps_arrays(inputs)
         if self.threshold is not None and self.tape_bytes <= self.threshold:
             self.kept = recording
@@ -289,7 +288,7 @@ class Segment:
                 (i for i, (a, b) in enumerate(zip(again, self.marks, strict=False)) if a != b), 0
             )
             raise RecomputeMismatchError(
-                f"{name} was run again on the way back and its result {number} differs from the "
+                f"{name} was run again in backward and its result {number} differs from the "
                 "first time. Likely causes: it reads something that changes between calls (a "
                 "counter, a clock, a file, a global), its inputs or what it closes over were "
                 "changed in place since, or it draws from a random generator that remat cannot "
@@ -298,7 +297,7 @@ class Segment:
         pairs = zip(self.inputs, self.values[: len(self.leaves)], strict=False)
         start = [value for value, leaf in pairs if isbox(leaf)]
         ends = zip(recording.results, recording.ends, strict=True)
-        if proves_nothing(start, [result for result, node in ends if node is not None]):
+        if is_inconclusive(start, [result for result, node in ends if node is not None]):
             self.captures.refuse_changed_number(
                 name, "Pass the number in as an argument, or call the function without checkpoint"
             )
@@ -339,7 +338,7 @@ class Segment:
         @contextmanager
         def replayed() -> Any:
             now = randomness.snapshot()
-            randomness.restore(self.moment)
+            randomness.restore(self.random_state)
             try:
                 yield
             finally:

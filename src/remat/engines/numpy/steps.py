@@ -12,9 +12,11 @@ import numpy as np
 
 from ... import trees
 from ...loops import Measured, StepOutputs
+from ...loops.differences import state_difference
 from ...stores import Arrays
 from .arrays import NumpyArrays
 from .captures import Captures
+from .memory_measure import held_elsewhere, memories, nbytes, references, traced_memory
 from .overlaps import copy_of, guarded, refuse_write_to_overlap
 from .randomness import GeneratorStates, Randomness
 from .tape import (
@@ -26,7 +28,6 @@ from .tape import (
     refuse_boxes,
     zeros_like,
 )
-from .weighing import held_elsewhere, memories, nbytes, references, traced_memory
 
 __all__ = [
     "Gradients",
@@ -36,7 +37,7 @@ __all__ = [
     "RecordedStep",
     "Steps",
     "difference_of",
-    "proves_nothing",
+    "is_inconclusive",
     "read_only",
 ]
 
@@ -206,12 +207,7 @@ class Steps:
         return [None if g is None else g[0] for g in gathered[:count]]
 
     def difference(self, one: HeldState, other: HeldState) -> str | None:
-        for i, (a, b) in enumerate(zip(one.leaves, other.leaves, strict=True)):
-            words = difference_of(a, b)
-            if words:
-                name = trees.paths(trees.unflatten(self.structure, other.leaves))[i]
-                return f"state{name} {words}"
-        return None
+        return state_difference(self.structure, one.leaves, other.leaves, difference_of)
 
     def split(self, held: HeldState) -> tuple[list[Any], GeneratorStates]:
         return held.leaves, held.random_state
@@ -252,7 +248,7 @@ class Steps:
 
     def end_forward(self, initial: HeldState) -> None:
         self.captures.refuse_leftovers()
-        self.randomness.watch_only_used(initial.random_state, self.randomness.snapshot())
+        self.randomness.ignore_unused(initial.random_state)
 
     def begin_backward(self) -> None:
         """Nothing to check: what was modified shows in the states."""
@@ -311,10 +307,10 @@ class Steps:
         after = recorded.after.leaves
         seeds = [zeros_like(leaf) if is_differentiable(leaf) else None for leaf in after]
         seeds += [None] * (len(recorded.recording.ends) - len(seeds))
-        nothing: list[Flagged | None] = [None] * len(recorded.recording.roots)
-        recorded.recording.go_back(seeds, nothing, self.shared)
+        no_sums: list[Flagged | None] = [None] * len(recorded.recording.roots)
+        recorded.recording.go_back(seeds, no_sums, self.shared)
         tracemalloc.reset_peak()
-        recorded.recording.go_back(seeds, nothing, self.shared)
+        recorded.recording.go_back(seeds, no_sums, self.shared)
         self.shared.sums = {}
         return tracemalloc.get_traced_memory()[1]
 
@@ -335,7 +331,7 @@ class Steps:
         start = [leaf for leaf, t in before if is_differentiable(leaf) and (t or step > 0)]
         # Why not strict? The outputs of a scan come after the state.
         after = zip(recorded.after.leaves, recorded.recording.ends, strict=False)
-        if proves_nothing(start, [leaf for leaf, node in after if node is not None]):
+        if is_inconclusive(start, [leaf for leaf, node in after if node is not None]):
             self.captures.refuse_changed_number(
                 f"step {step}",
                 "Keep the number in the state, take it from the xs of remat.checkpointed_scan, or "
@@ -447,8 +443,8 @@ def read_only(value: Any) -> Any:
     return value
 
 
-def proves_nothing(before: list[Any], after: list[Any]) -> bool:
-    """Tell values that agree whatever happened on the way: zero times anything is zero.
+def is_inconclusive(before: list[Any], after: list[Any]) -> bool:
+    """Return whether values agree whatever a step computes: zero times anything is zero.
 
     One result of zeros is enough for that; of what it started from, all has to be zero.
     """

@@ -39,7 +39,7 @@ Flagged = tuple[Any, bool]  # autograd's: a gradient, and whether it may be adde
 
 
 def is_differentiable(leaf: Any) -> bool:
-    """Tell floats and complex numbers, scalars or arrays, from what just passes through."""
+    """Return whether a value is a float or complex number, scalar or array."""
     leaf = plain(leaf)
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.dtype.kind in "fc"
@@ -47,7 +47,7 @@ def is_differentiable(leaf: Any) -> bool:
 
 
 def is_made(value: Any) -> bool:
-    """Tell what the pass has made from what it is differentiated by: that is the caller's."""
+    """Return whether the pass has made a value; its inputs belong to the caller."""
     return isbox(value) and bool(value._node.parents)
 
 
@@ -245,7 +245,7 @@ _traces = _Traces()
 
 
 def is_tracing() -> bool:
-    """Tell whether a function is being differentiated in this thread."""
+    """Return whether a function is being differentiated in this thread."""
     return _traces.depth > 0
 
 

@@ -1,8 +1,8 @@
 """Every private name of PyTorch that remat uses, and what it is for. Checked with PyTorch 2.13.
 
 For a new version of PyTorch this is the one file to check: importing it names what is missing.
-Well-known private attributes of tensors (`_version`, `_base`, `_is_view`) are used where they are
-needed.
+Private attributes of objects (`tensor._version`) are used where they are needed, because a function
+call would cost as much as a small op. `ATTRIBUTES` lists them. A test finds other private names.
 """
 
 from __future__ import annotations
@@ -15,39 +15,55 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-import torch.utils._python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import UnsupportedError
 
 __all__ = [
+    "ATTRIBUTES",
+    "FLASH_ATTENTION_CPU",
     "FUNCTIONS",
+    "MODULE_CALL",
     "NN_FUNCTIONS",
+    "OBSERVING_MODES",
+    "SPARSE_MM_REDUCE",
     "TENSOR_FUNCTIONS",
     "AccumulateGrad",
     "Guards",
+    "HigherOrderOperator",
+    "OpOverload",
+    "OpOverloadPacket",
+    "TorchDispatchMode",
     "are_functorch_transforms_active",
     "below_autograd",
-    "composable_states",
+    "conj_view",
     "count_dispatch_modes",
     "count_function_modes",
     "count_graph_nodes",
+    "count_storage_owners",
     "current_graph_task",
+    "default_mps_generator",
     "dispatch_mode_stack",
     "function_mode_stack",
     "has_global_module_hooks",
+    "is_flat_parameter",
+    "is_fsdp_loaded",
     "is_functorch_tensor",
     "is_traced_by_make_fx",
     "keep_compiler_out",
+    "neg_view",
     "never_compiled",
     "on_conjugates",
     "pop_dispatch_mode",
     "pop_saved_tensor_hooks",
+    "preserve_version_counter",
     "process_group_store",
     "push_dispatch_mode",
     "push_saved_tensor_hooks",
     "queue_callback",
     "replaying",
     "set_version",
+    "sharded_modules",
     "top_saved_tensor_hooks",
     "with_version_counters",
     "without_dispatch_modes",
@@ -68,6 +84,29 @@ def _private(path: str, purpose: str) -> Any:
         _missing.append(f"torch.{path} ({purpose})")
         return lambda *_, **__: None
 
+
+# -- attributes of objects -------------------------------------------------------------------------
+
+_OP = torch.ops.aten.add.Tensor
+ATTRIBUTES: dict[str, tuple[Any, str]] = {
+    "_version": (torch.Tensor, "counts the writes to a tensor"),
+    "_base": (torch.Tensor, "the tensor that a view was made from"),
+    "_is_view": (torch.Tensor, "tells views, which share memory with their base"),
+    "_backward_hooks": (torch.Tensor, "copies the hooks of a leaf to the leaf that replaces it"),
+    "_indices": (torch.Tensor, "a part of a sparse tensor"),
+    "_values": (torch.Tensor, "a part of a sparse tensor"),
+    "_cdata": (torch.UntypedStorage, "identifies a storage"),
+    "_buffers": (torch.nn.Module(), "replaces a buffer of a module"),
+    "_sequence_nr": (torch.autograd.graph.Node, "orders the nodes that a thread has made"),
+    "_schema": (_OP, "what an op reads, writes and returns"),
+    "_op": (_OP, "the function behind an op"),
+    "_overloadpacket": (_OP, "the op without its overload"),
+}
+_missing += [
+    f"{name} of {getattr(owner, '__name__', type(owner).__name__)} ({purpose})"
+    for name, (owner, purpose) in ATTRIBUTES.items()
+    if not hasattr(owner, name)
+]
 
 # -- modes and hooks -------------------------------------------------------------------------------
 
@@ -110,8 +149,25 @@ top_saved_tensor_hooks: Callable[[bool], Any] = _private(
     "checks whether other hooks were set after ours",
 )
 
+# Modules of dispatch modes whose code was checked: they call every op unchanged. Other modes of
+# torch do not: its selective checkpointing returns cached results, and draws no random numbers for
+# them.
+OBSERVING_MODES = {
+    "torch._subclasses.fake_utils",
+    "torch._subclasses.schema_check_mode",
+    "torch.cuda._sanitizer",
+    "torch.distributed._tools.mem_tracker",
+    "torch.distributed._tools.memory_tracker",
+    "torch.distributed.tensor.debug._comm_mode",
+    "torch.testing._internal.logging_tensor",
+    "torch.utils.flop_counter",
+}
+
 has_global_module_hooks: Callable[[], bool] = _private(
     "nn.modules.module._has_any_global_hook", "checks whether module calls are tracked"
+)
+MODULE_CALL: Any = _private(
+    "nn.Module._call_impl.__code__", "recognises frames of module calls, to name the module"
 )
 
 # -- the dispatcher --------------------------------------------------------------------------------
@@ -209,6 +265,10 @@ queue_callback: Callable[[Callable[[], None]], None] = _private(
 _set_versions: Any = _private(
     "_C._autograd._unsafe_set_version_counter", "detects tensors that share a version counter"
 )
+preserve_version_counter: Callable[[tuple[torch.Tensor, ...]], Guard] = _private(
+    "autograd.grad_mode._unsafe_preserve_version_counter",
+    "restores buffers without counting it as a write",
+)
 AccumulateGrad: Any = _private("_C._functions.AccumulateGrad", "the graph node of a leaf")
 
 
@@ -242,14 +302,41 @@ def is_traced_by_make_fx() -> bool:
     return _get_dispatch_mode(_mode_keys.PROXY) is not None
 
 
-def composable_states() -> Mapping[Any, Any]:
+def is_fsdp_loaded() -> bool:
+    return "torch.distributed.fsdp._fully_shard._fsdp_state" in sys.modules
+
+
+def _composable_states() -> Mapping[Any, Any]:
     """Return the modules that `fully_shard` and the like manage, with references to their states.
 
-    It is looked up when it is needed: without FSDP nobody has loaded it.
+    It is looked up when it is needed: it is loaded with FSDP.
     """
     states = sys.modules.get("torch.distributed._composable_state")
     mapping: Mapping[Any, Any] = getattr(states, "_module_state_mapping", {})
     return mapping
+
+
+def sharded_modules() -> list[tuple[Any, list[torch.Tensor]]]:
+    """Return the modules that `fully_shard` was called on, with the parameters that it gathers."""
+    return [
+        (module, parameters)
+        for module, reference in list(_composable_states().items())
+        if (parameters := _gathered_parameters(reference()))
+    ]
+
+
+def _gathered_parameters(state: Any) -> list[torch.Tensor]:
+    return [
+        parameter
+        for group in getattr(state, "_fsdp_param_groups", ())
+        for sharded in group.fsdp_params
+        if (parameter := getattr(sharded, "_unsharded_param", None)) is not None
+    ]
+
+
+def is_flat_parameter(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a parameter of FSDP1, which holds those of a whole module."""
+    return getattr(tensor, "_is_flat_param", False)
 
 
 def process_group_store() -> Any:
@@ -286,8 +373,35 @@ def keep_compiler_out() -> None:
 
 _skipped: list[Any] = []
 
-# -- functions that parse their arguments faster than overloads ------------------------------------
+# -- memory and devices ----------------------------------------------------------------------------
 
+_storage_use_count: Any = _private("_C._storage_Use_Count", "counts the tensors over a storage")
+conj_view: Any = _private("ops.aten._conj.default", "sets the conjugate bit of a view")
+neg_view: Any = _private("ops.aten._neg_view.default", "sets the negative bit of a view")
+default_mps_generator: Callable[[], torch.Generator] = _private(
+    "mps._get_default_mps_generator", "the generator that ops on Apple GPUs draw from"
+)
+
+
+def count_storage_owners(tensor: torch.Tensor) -> int | None:
+    """Return how many tensors there are over a storage; None for a tensor without a storage."""
+    try:
+        return int(_storage_use_count(tensor.untyped_storage()._cdata)) - 1  # one for asking
+    except (NotImplementedError, RuntimeError):  # sparse, or of vmap
+        return None
+
+
+# -- ops, and functions that parse their arguments faster than overloads ---------------------------
+
+OpOverload: Any = _private("_ops.OpOverload", "the class of ops")
+OpOverloadPacket: Any = _private("_ops.OpOverloadPacket", "the class of ops without overload")
+HigherOrderOperator: Any = _private("_ops.HigherOrderOperator", "the class of flex_attention")
+FLASH_ATTENTION_CPU: Any = _private(
+    "ops.aten._scaled_dot_product_flash_attention_for_cpu.default", "is called through FUNCTIONS"
+)
+SPARSE_MM_REDUCE: Any = _private(
+    "ops.aten._sparse_mm_reduce_impl", "computes less if no gradient is needed"
+)
 FUNCTIONS: Any = _private("_C._VariableFunctions", "functions of `torch`")
 NN_FUNCTIONS: Any = _private("_C._nn", "functions of `torch.nn.functional`")
 TENSOR_FUNCTIONS: Any = _private("_C.TensorBase", "methods of tensors")

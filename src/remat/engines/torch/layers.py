@@ -51,9 +51,9 @@ def describe_layers(layers: Layers) -> str:
     groups = Counter((type(m).__name__, path.rpartition(".")[0]) for path, m in layers.items())
     texts = []
     for (name, parent), count in groups.items():
-        places = [path for path, m in layers.items() if _is_of(path, m, name, parent)]
-        place = f"{parent}.*".lstrip(".") if count > 1 else places[0] or "the model itself"
-        texts.append(f"{count} {name} ({place})")
+        paths = [path for path, m in layers.items() if _is_of(path, m, name, parent)]
+        shown = f"{parent}.*".lstrip(".") if count > 1 else paths[0] or "the model itself"
+        texts.append(f"{count} {name} ({shown})")
     return ", ".join(texts)
 
 

@@ -8,23 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .backend import count_dispatch_modes, dispatch_mode_stack
+from .backend import OBSERVING_MODES, count_dispatch_modes, dispatch_mode_stack
 
 __all__ = ["changing_mode", "why_it_counts"]
-
-# Modes whose code was checked: they call every op unchanged. Others of torch do not: its selective
-# checkpointing returns cached results, and draws no random numbers for them.
-_OBSERVERS = {
-    "remat.engines.torch.loop.side_effects",
-    "torch._subclasses.fake_utils",
-    "torch._subclasses.schema_check_mode",
-    "torch.cuda._sanitizer",
-    "torch.distributed._tools.mem_tracker",
-    "torch.distributed._tools.memory_tracker",
-    "torch.distributed.tensor.debug._comm_mode",
-    "torch.testing._internal.logging_tensor",
-    "torch.utils.flop_counter",
-}
 
 
 def changing_mode() -> Any:
@@ -38,7 +24,7 @@ def _only_observes(mode: Any) -> bool:
     kind = type(mode)
     return (
         getattr(kind, "remat_looks_on", False)
-        or kind.__module__ in _OBSERVERS
+        or kind.__module__ in OBSERVING_MODES
         or kind.is_infra_mode()  # fake and functional tensors, which have no memory
     )
 

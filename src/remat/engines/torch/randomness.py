@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...errors import RecomputeMismatchError
-from .backend import below_autograd, without_dispatch_modes
+from .backend import below_autograd, default_mps_generator, without_dispatch_modes
 
 __all__ = ["Draw", "draw", "draw_again", "generator_of"]
 
@@ -108,7 +108,7 @@ def _of_device(device: torch.device) -> torch.Generator:
     if device.type in ("cpu", "meta"):  # ops on meta tensors draw no numbers
         return torch.default_generator
     if device.type == "mps":
-        return torch.mps._get_default_mps_generator()
+        return default_mps_generator()
     module = torch.get_device_module(device)
     index = module.current_device() if device.index is None else device.index
     generator: torch.Generator = module.default_generators[index]

@@ -37,7 +37,10 @@ __all__ = ["Region", "RegionObserver", "SavedTensor", "unpack"]
 
 
 class RegionObserver(ReplayObserver, Protocol):
-    """Is notified of what a region does. `diagnostics.accounting` implements it."""
+    """Is notified of what a region does. `diagnostics.accounting` implements it.
+
+    `saved` is what its own `make_saved` has returned, hence `Any`.
+    """
 
     def make_saved(self, operand: Operand, region: Region) -> SavedTensor: ...
 

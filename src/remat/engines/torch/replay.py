@@ -142,7 +142,7 @@ def _replay(
         try:
             _run(op, makes, values, uses, given)
         except Exception as error:
-            _note_place(error, op)
+            _note_location(error, op)
             raise
         if holds:
             _hold_on(makes, holds, values)
@@ -160,12 +160,12 @@ def _replay(
     return [decode_for_autograd(operand, values) for operand in wanted]
 
 
-def _note_place(error: Exception, op: Op) -> None:
+def _note_location(error: Exception, op: Op) -> None:
     """Add to an error where the op was called that failed; a mismatch says it by itself."""
     if not isinstance(error, RecomputeMismatchError):
         error.add_note(
             f"{op.traits.func} failed when it was recomputed for the backward pass. It was "
-            f"called by {source_location.describe(op.place)}."
+            f"called by {source_location.describe(op.location)}."
         )
 
 
@@ -275,7 +275,7 @@ def _mismatch(op: Op, value: Value, output: Tensor) -> RecomputeMismatchError:
         cause = "torch.set_default_dtype was called inside a region: pass dtype= instead"
     return RecomputeMismatchError(
         f"{op.traits.func} gave {before} in the forward pass and {after} when it was recomputed "
-        f"for the backward pass. It was called by {source_location.describe(op.place)}. Likely "
+        f"for the backward pass. It was called by {source_location.describe(op.location)}. Likely "
         f"cause: {cause}"
     )
 

@@ -32,7 +32,13 @@ from ...plans.policy import (
     SaveNames,
     SaveNothing,
 )
-from .backend import below_autograd, current_graph_task, without_dispatch_modes
+from .backend import (
+    below_autograd,
+    current_graph_task,
+    is_flat_parameter,
+    with_version_counters,
+    without_dispatch_modes,
+)
 from .memory.external_memory import SMALL, checksum
 from .memory.geometry import Geometry, may_overlap, view_over
 from .memory.records import Held, Holder, Operand, Origin, Value
@@ -45,7 +51,10 @@ __all__ = [
     "drop",
     "fetch",
     "hold",
+    "hold_alias",
     "hold_copy",
+    "hold_old_geometry",
+    "hold_old_shape",
     "is_available",
     "keep",
     "keep_by_products",
@@ -74,6 +83,24 @@ def hold_copy(value: Value) -> None:
     """Replace what is held of a value by a copy."""
     assert value.held is not None
     value.held = Held(_copy_of(value.held), is_copy=True)
+
+
+def hold_alias(held: Held) -> None:
+    """Hold an alias of a parameter instead of the parameter itself."""
+    held.tensor = alias(held.tensor)
+
+
+def hold_old_shape(held: Held) -> None:
+    """Hold a parameter by an alias, because an op is about to change its shape in place."""
+    hold_alias(held)
+    held.storage = None
+
+
+def hold_old_geometry(held: Held, geometry: Geometry) -> None:
+    """Hold a parameter with the geometry that it had before its .data was assigned."""
+    size, stride, offset, *_ = geometry
+    with without_dispatch_modes(), with_version_counters():
+        held.tensor = held.tensor.detach().as_strided(size, stride, offset)
 
 
 def keep(value: Value, tensor: Tensor) -> None:
@@ -297,7 +324,7 @@ def _check_parameter(value: Value, held: Held) -> None:
     """Raise if a parameter was given another storage or geometry, or was modified or freed."""
     tensor, storage = held.tensor, held.storage
     if tensor.untyped_storage() is not storage or not value.lies_like(tensor):
-        if getattr(tensor, "_is_flat_param", False):
+        if is_flat_parameter(tensor):
             raise _resharded(tensor)  # FSDP1
         raise ModifiedInputError(
             "one of the variables needed for gradient computation has been given other memory, or "
@@ -384,8 +411,8 @@ class Retention:
         self._kept: list[ref[Holder]] = []
 
     @property
-    def matched_nothing(self) -> bool:
-        """Whether a policy was asked and has kept nothing."""
+    def has_kept_none(self) -> bool:
+        """Whether a policy was asked and kept no value."""
         return self.policy is not None and self._was_asked and not self._has_kept
 
     def made(

@@ -10,9 +10,12 @@ from typing import Any
 import torch
 
 from .backend import (
+    FLASH_ATTENTION_CPU,
     FUNCTIONS,
     NN_FUNCTIONS,
+    SPARSE_MM_REDUCE,
     TENSOR_FUNCTIONS,
+    OpOverload,
     on_conjugates,
     with_version_counters,
 )
@@ -107,7 +110,7 @@ def call_in_mode(traits: OpTraits, call: Callable[[], Any]) -> Any:
 
 def _read(func: Any) -> OpTraits:
     call = getattr(func, "_op", func)
-    if not isinstance(func, torch._ops.OpOverload):
+    if not isinstance(func, OpOverload):
         return OpTraits(func, call, call)
     schema, packet = func._schema, func._overloadpacket
     name, tags = func.name(), func.tags
@@ -186,8 +189,12 @@ def _is_uncounted(func: Any, writes: tuple[Key, ...]) -> bool:
 
 def _fast_call(func: Any) -> Any:
     if func in _FAST_FOR_TENSORS:
-        return getattr(FUNCTIONS, func._schema.name.removeprefix("aten::"))
+        return _function_of(func)
     return _FAST.get(func)
+
+
+def _function_of(func: Any) -> Any:
+    return getattr(FUNCTIONS, func._schema.name.removeprefix("aten::"))
 
 
 # Allocations without data. A kernel outside of the dispatcher may write to them, so what is read
@@ -232,9 +239,7 @@ _FAST_FOR_TENSORS = {
 }
 # The same with any arguments that this overload accepts.
 _FAST: dict[Any, Any] = {
-    aten._scaled_dot_product_flash_attention_for_cpu.default: (
-        FUNCTIONS._scaled_dot_product_flash_attention_for_cpu
-    ),
+    FLASH_ATTENTION_CPU: _function_of(FLASH_ATTENTION_CPU),
     aten.gelu.default: NN_FUNCTIONS.gelu,
     aten.native_layer_norm.default: FUNCTIONS.native_layer_norm,
     aten.split.Tensor: FUNCTIONS.split,
@@ -256,7 +261,7 @@ _OVERWRITES_ALL = {
     aten.zero_,
 }
 # Ops that change the storage of a tensor, or compute less if no gradient is needed.
-_OPAQUE = {aten.set_, aten.resize_, aten.resize_as_, aten._sparse_mm_reduce_impl}
+_OPAQUE = {aten.set_, aten.resize_, aten.resize_as_, SPARSE_MM_REDUCE}
 _SAVES_BEFORE_WRITE = {aten.rrelu_with_noise, aten.rrelu_with_noise_}
 # Ops that write to arguments although their schema does not say so: the arguments, and the one that
 # enables the write. In training mode batch normalization does not read the statistics that it

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import ref
-
-from torch import Tensor
 
 from ...plans.policy import Policy, SaveEverything
+from ..region_access import RegionAccess
 from .diagnostics.lone_scope import LoneScope
-from .recording.recorder import recorder_of_this_thread
+from .recording.threads import recorder_of_this_thread
 from .region import Region
 from .segment import close_region, open_region
 from .selective import torch_policy
@@ -17,19 +15,19 @@ from .selective import torch_policy
 __all__ = ["Scope", "close_scope", "open_scope"]
 
 
-class Scope:
+class Scope(RegionAccess[Region]):
     """Access to a region that does not keep it alive: only its saved tensors do."""
 
     def __init__(self, name: str, policy: Policy | None) -> None:
         self.name = name
         self._open = open_region(name, policy=policy)
+        super().__init__(self._open)
         self.records = self._open is not None
         self._lone: LoneScope | None = None
         region = self._open
         if region is not None and region.parent is None and not isinstance(policy, SaveEverything):
             self._lone = LoneScope(region, recorder_of_this_thread(), region.backward_began)
             region.backward_began = self._lone
-        self._region: Any = (lambda: None) if self._open is None else ref(self._open)
 
     @property
     def is_alive(self) -> bool:
@@ -40,21 +38,6 @@ class Scope:
         close_region(region, None if quiet else f"scope {self.name!r}")
         if self._lone is not None:
             self._lone.close()
-
-    def held(self) -> list[Tensor]:
-        """Return the tensors that the region holds of what was computed in it."""
-        region: Region | None = self._region()
-        return [] if region is None else region.held()
-
-    def recompute(self) -> list[Tensor]:
-        """Recompute and return what the region has dropped and autograd still needs."""
-        region: Region | None = self._region()
-        return [] if region is None else region.recompute()
-
-    def drop(self) -> None:
-        region: Region | None = self._region()
-        if region is not None:
-            region.drop_all()
 
 
 def open_scope(name: str, *, policy: Any) -> Scope:

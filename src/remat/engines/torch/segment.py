@@ -18,7 +18,8 @@ from .diagnostics.accounting import Accounting, name_of
 from .memory.records import Value
 from .memory.tensors import nbytes_of
 from .modes import changing_mode, why_it_counts
-from .recording.recorder import Recorder, recorder_of_this_thread
+from .recording.recorder import Recorder
+from .recording.threads import recorder_of_this_thread
 from .region import Region, RegionObserver
 from .retention import Retention, drop
 from .selective import torch_policy
@@ -131,7 +132,7 @@ def close_region(region: Region | None, what: Any) -> None:
             return  # the common case
     if what is not None and region.has_kept_everything() and not _is_evaluated(what):
         _warn(what, _why_no_effect(region))
-    elif what is not None and region.retention is not None and region.retention.matched_nothing:
+    elif what is not None and region.retention is not None and region.retention.has_kept_none:
         policy = region.retention.policy
         warn_once(
             (_key_of(what), repr(policy)),

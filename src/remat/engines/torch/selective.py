@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext, noop_context_fn
 
 from ...errors import UnsupportedError
@@ -15,6 +14,7 @@ from ...observers import warn_once
 from ...plans.policy import Decision, Policy, SaveNothing, as_policy
 from ...segments import ContextPolicy
 from ..compiling import is_selective_policy
+from .backend import HigherOrderOperator, OpOverload, OpOverloadPacket
 from .retention import CallPolicy
 
 __all__ = ["policy_of_contexts", "torch_policy"]
@@ -93,6 +93,6 @@ def policy_of_contexts(context_fn: Callable[[], Any]) -> Any:
 
 def _check_overloads(ops: Any) -> None:
     for op in ops:
-        if not isinstance(op, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
-            remedy = f"; write {op}.default" if isinstance(op, torch._ops.OpOverloadPacket) else ""
+        if not isinstance(op, OpOverload | HigherOrderOperator):
+            remedy = f"; write {op}.default" if isinstance(op, OpOverloadPacket) else ""
             raise TypeError(f"a list of ops as policy must contain overloads, got {op!r}{remedy}")

@@ -4,18 +4,17 @@
 before its backward. A region with several sharded modules is recomputed when the backward of the
 last one begins: the parameters of the others are gathered when the first op of the replay needs
 them and released after the last one. All ranks replay the same ops in the same order, so their
-collectives meet.
+collectives match.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from .backend import composable_states
+from .backend import is_fsdp_loaded, sharded_modules
 from .memory.records import Op, Value
 from .memory.tensors import is_plain
 
@@ -26,7 +25,7 @@ class ShardedParameters:
     """Gathers the parameters of sharded modules while some ops are run again."""
 
     def __init__(self, first: dict[int, list[Any]], last: dict[int, list[Any]]) -> None:
-        self._first = first  # modules that an op is the first to need, by its place among the ops
+        self._first = first  # modules that an op is the first to need, by its number
         self._last = last
         self._gathered: list[Any] = []
 
@@ -48,7 +47,7 @@ class ShardedParameters:
 
 def sharded_parameters(ops: Sequence[tuple[Op, list[Value]]]) -> ShardedParameters | None:
     """Return what gathers the parameters that ops need and that are freed; None if none are."""
-    if _FSDP not in sys.modules:
+    if not is_fsdp_loaded():
         return None
     uses: dict[int, tuple[int, int]] = {}  # first and last op that reads a freed storage
     for number, (op, _) in enumerate(ops):
@@ -61,8 +60,8 @@ def sharded_parameters(ops: Sequence[tuple[Op, list[Value]]]) -> ShardedParamete
 
 def _schedule(uses: dict[int, tuple[int, int]]) -> ShardedParameters:
     spans: dict[Any, tuple[int, int]] = {}
-    for module, storages in _sharded_modules():
-        for key in storages & uses.keys():
+    for module, parameters in sharded_modules():
+        for key in {p.untyped_storage()._cdata for p in parameters} & uses.keys():
             first, last = uses[key]
             before = spans.get(module, (first, last))
             spans[module] = min(first, before[0]), max(last, before[1])
@@ -74,24 +73,5 @@ def _schedule(uses: dict[int, tuple[int, int]]) -> ShardedParameters:
     return ShardedParameters(starts, ends)
 
 
-def _sharded_modules() -> list[tuple[Any, set[int]]]:
-    """Return the modules that `fully_shard` was called on, with the storages that it frees."""
-    found = []
-    for module, reference in list(composable_states().items()):
-        groups = getattr(reference(), "_fsdp_param_groups", ())
-        parameters = [
-            parameter
-            for group in groups
-            for sharded in group.fsdp_params
-            if (parameter := getattr(sharded, "_unsharded_param", None)) is not None
-        ]
-        if parameters:
-            found.append((module, {p.untyped_storage()._cdata for p in parameters}))
-    return found
-
-
 def _is_freed(tensor: Tensor) -> bool:
     return is_plain(tensor) and not tensor.untyped_storage().nbytes() and tensor.numel() > 0
-
-
-_FSDP = "torch.distributed.fsdp._fully_shard._fsdp_state"

@@ -11,11 +11,11 @@ from weakref import ref
 
 import torch
 
-from .memory.records import Place
+from .backend import MODULE_CALL
+from .memory.records import SourceLocation
 
-__all__ = ["MODULE_CALL", "caller", "describe", "line_text", "outermost_module", "user_code"]
+__all__ = ["caller", "describe", "line_text", "outermost_module", "user_code"]
 
-MODULE_CALL = torch.nn.Module._call_impl.__code__
 _REMAT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _LIBRARIES = os.path.dirname(torch.__file__) + os.sep, _REMAT + os.sep
 _MAX_FRAMES = 9  # frames that are searched at most, so that deep stacks are not slow
@@ -24,7 +24,7 @@ user_code: dict[int, CodeType] = {}  # known to be outside of torch and remat
 _libraries: dict[int, CodeType] = {}  # known to be in torch or remat
 
 
-def caller(frame: Any) -> Place:
+def caller(frame: Any) -> SourceLocation:
     """Return the location in user code that called an op, starting from a frame."""
     module = None
     code = frame.f_code
@@ -69,12 +69,12 @@ def _module_of(forward: Any, call: Any) -> ref[torch.nn.Module]:
     return ref(call.f_locals["self"])
 
 
-def describe(place: Place, *, with_module: bool = True) -> str:
+def describe(location: SourceLocation, *, with_module: bool = True) -> str:
     """Format a location: function, module, file, line and source text.
 
     Finding the path of a module scans all objects of the process, so it is for errors only.
     """
-    code, instruction, reference = place
+    code, instruction, reference = location
     line = _line_of(code, instruction)
     text = linecache.getline(code.co_filename, line).strip()
     module = reference() if with_module and reference is not None else None
@@ -82,12 +82,12 @@ def describe(place: Place, *, with_module: bool = True) -> str:
     return f"{code.co_qualname}{inside}, {code.co_filename}:{line}" + (f": {text}" if text else "")
 
 
-def line_text(place: Place) -> str:
+def line_text(location: SourceLocation) -> str:
     """Format a location without its module; each line of the program is looked up once."""
-    code, instruction, _ = place
+    code, instruction, _ = location
     known = _texts.get((id(code), instruction))
     if known is None:
-        known = _texts[id(code), instruction] = code, describe(place, with_module=False)
+        known = _texts[id(code), instruction] = code, describe(location, with_module=False)
     return known[1]
 
 

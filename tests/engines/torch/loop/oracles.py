@@ -116,7 +116,7 @@ def outcome(program: Callable[..., Any], run: Any, inputs: tuple[Any, ...]) -> d
     }
 
 
-def watch_schedules(monkeypatch: Any) -> list[Any]:
+def note_schedules(monkeypatch: Any) -> list[Any]:
     """Return a list that all schedules are added to that are chosen from now on."""
     chosen: list[Any] = []
     choose = LoopOptions.choose

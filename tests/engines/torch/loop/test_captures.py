@@ -447,7 +447,7 @@ def test_a_parameter_that_was_thawed_before_the_backward_pass(schedule) -> None:
 # -- threads ---------------------------------------------------------------------------------------
 
 
-def gradient_of_a_thread(run, number, meet=lambda: None):
+def gradient_of_a_thread(run, number, wait=lambda: None):
     generator = torch.Generator().manual_seed(number)
     W = torch.randn(4, 4, generator=generator).requires_grad_()
     V = W.sin()
@@ -456,7 +456,7 @@ def gradient_of_a_thread(run, number, meet=lambda: None):
     def step(s):
         h, i = s
         if i == 3:
-            meet()
+            wait()
         mask = torch.empty(2, 4).bernoulli_(0.7, generator=generator)
         return torch.tanh(h @ V) * mask, i + 1
 
@@ -470,15 +470,15 @@ def test_loops_in_several_threads(schedule) -> None:
     barrier = threading.Barrier(count, timeout=20)
     once = threading.local()
 
-    def meet():
-        if not getattr(once, "met", False):
-            once.met = True
+    def wait():
+        if not getattr(once, "waited", False):
+            once.waited = True
             barrier.wait()
 
     with ThreadPoolExecutor(count) as pool:
         found = list(
             pool.map(
-                lambda n: gradient_of_a_thread(Remat(schedule=schedule), n, meet), range(count)
+                lambda n: gradient_of_a_thread(Remat(schedule=schedule), n, wait), range(count)
             )
         )
     for number, one in enumerate(found):

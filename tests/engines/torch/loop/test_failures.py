@@ -85,9 +85,9 @@ def test_a_state_that_was_written_to_before_the_backward_pass(schedule) -> None:
     """Either it makes no difference, or it is an error."""
     w = nn.Parameter(torch.tensor(1.1))
 
-    def run(face, spoil):
+    def run(api, spoil):
         x = torch.ones(3)
-        y = face.loop(lambda s: torch.tanh(s * w), x, 9)
+        y = api.loop(lambda s: torch.tanh(s * w), x, 9)
         if spoil:
             x.add_(1)
         return torch.autograd.grad(y.sum(), w)[0]
@@ -112,15 +112,15 @@ def test_a_final_state_that_was_written_to(schedule, op) -> None:
     """As in a plain loop: an error if the last step needs it, otherwise none."""
     w = nn.Parameter(torch.tensor(1.1))
 
-    def run(face):
-        y = face.loop(lambda s: op(s * w), torch.ones(3), 9)
+    def run(api):
+        y = api.loop(lambda s: op(s * w), torch.ones(3), 9)
         y.mul_(2)
         return torch.autograd.grad(y.sum(), w)[0]
 
     if op is torch.tanh:
-        for face in (Plain(), Remat(schedule=schedule)):
+        for api in (Plain(), Remat(schedule=schedule)):
             with pytest.raises(RuntimeError, match="inplace operation"):
-                run(face)
+                run(api)
     else:
         assert torch.equal(run(Remat(schedule=schedule)), run(Plain()))
 
@@ -131,11 +131,9 @@ def test_the_final_state_of_a_while_that_was_written_to(slots, op) -> None:
     """It is an error, or makes no difference."""
     w = nn.Parameter(torch.tensor(1.1))
 
-    def run(face):
-        y, _ = face.until(
-            lambda s: s[1] < 9, lambda s: (op(s[0] * w), s[1] + 1), (torch.ones(3), 0)
-        )
-        if not isinstance(face, Plain):
+    def run(api):
+        y, _ = api.until(lambda s: s[1] < 9, lambda s: (op(s[0] * w), s[1] + 1), (torch.ones(3), 0))
+        if not isinstance(api, Plain):
             y.mul_(2)
             return torch.autograd.grad(y.sum(), w)[0]
         return torch.autograd.grad(2 * y.sum(), w)[0]

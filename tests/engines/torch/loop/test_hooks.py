@@ -20,7 +20,7 @@ START = [1.0, -0.4, 0.7]
 def test_a_step_that_registers_hooks_on_its_own_tensors(where, schedule) -> None:
     """They see, and change, the gradients that they would see in a plain loop."""
 
-    def run(face):
+    def run(api):
         seen = []
 
         def hook(gradient):
@@ -36,7 +36,7 @@ def test_a_step_that_registers_hooks_on_its_own_tensors(where, schedule) -> None
             return t.sin()
 
         x = torch.tensor(START, requires_grad=True)
-        face.loop(step, x, 5).sum().backward()
+        api.loop(step, x, 5).sum().backward()
         return x.grad, seen
 
     (found, seen), (expected, others) = run(Remat(1, schedule=schedule)), run(Plain())
@@ -81,16 +81,16 @@ def test_a_flop_counter_around_a_loop_over_a_module(around, schedule) -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(3, 3), torch.randn(2, 3)
 
-    def run(face):
+    def run(api):
         model.zero_grad()
         counter = FlopCounterMode(display=False)
         if around != "backward":
             with counter:
-                y = face.loop(model, x, 4).sum()
+                y = api.loop(model, x, 4).sum()
                 if around == "both":
                     y.backward()
         else:
-            y = face.loop(model, x, 4).sum()
+            y = api.loop(model, x, 4).sum()
         if around != "both":
             with counter:
                 y.backward()
@@ -105,20 +105,20 @@ def test_a_flop_counter_around_a_loop_over_a_module(around, schedule) -> None:
 # -- writes to what a loop returned ----------------------------------------------------------------
 
 
-def final_of_a_loop(face, x):
-    return face.loop(lambda s: s * 1.5, x, 5)
+def final_of_a_loop(api, x):
+    return api.loop(lambda s: s * 1.5, x, 5)
 
 
-def final_of_a_while(face, x):
-    return face.until(lambda s: s.norm() < 9, lambda s: s * 1.5, x)
+def final_of_a_while(api, x):
+    return api.until(lambda s: s.norm() < 9, lambda s: s * 1.5, x)
 
 
-def final_of_a_scan(face, x):
-    return face.scan(lambda s, y: (s * y, s + y), x, torch.full((5,), 1.5))[0]
+def final_of_a_scan(api, x):
+    return api.scan(lambda s, y: (s * y, s + y), x, torch.full((5,), 1.5))[0]
 
 
-def outputs_of_a_scan(face, x):
-    return face.scan(lambda s, y: (s * y, s + y), x, torch.full((5,), 1.5))[1]
+def outputs_of_a_scan(api, x):
+    return api.scan(lambda s, y: (s * y, s + y), x, torch.full((5,), 1.5))[1]
 
 
 RESULTS = [final_of_a_loop, final_of_a_while, final_of_a_scan, outputs_of_a_scan]
@@ -127,9 +127,9 @@ RESULTS = [final_of_a_loop, final_of_a_while, final_of_a_scan, outputs_of_a_scan
 @ALL
 @pytest.mark.parametrize("result", RESULTS)
 def test_a_result_that_is_written_to_before_the_backward_pass(result, schedule) -> None:
-    def run(face):
+    def run(api):
         x = torch.tensor(START, requires_grad=True)
-        y = result(face, x)
+        y = result(api, x)
         y.mul_(2)
         return torch.autograd.grad(y.sum(), x)[0]
 
@@ -139,9 +139,9 @@ def test_a_result_that_is_written_to_before_the_backward_pass(result, schedule) 
 @ALL
 @pytest.mark.parametrize("result", RESULTS)
 def test_a_result_that_is_written_to_between_two_backward_passes(result, schedule) -> None:
-    def run(face):
+    def run(api):
         x = torch.tensor(START, requires_grad=True)
-        y = result(face, x)
+        y = result(api, x)
         total = y.sum()
         total.backward(retain_graph=True)
         with torch.no_grad():

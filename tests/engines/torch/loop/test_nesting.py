@@ -153,13 +153,13 @@ def only_its_shape(run, y, h):
     "use", [detached, under_no_grad, state_not_used, inputs_not_used, only_its_shape]
 )
 def test_what_is_only_looked_at_gets_no_gradient(use, schedule) -> None:
-    def run(face):
+    def run(api):
         Seen.gradients, called = [], []
         x = torch.tensor([0.3, 0.5, 0.2], requires_grad=True)
         h = torch.tensor([1.0, -0.4, 0.7], requires_grad=True)
         y = Seen.apply(x)
         y.register_hook(called.append)
-        use(face, y, h).sum().backward()
+        use(api, y, h).sum().backward()
         return x.grad, called, Seen.gradients, h.grad
 
     expected, found = run(Plain()), run(Remat(1, schedule=schedule))

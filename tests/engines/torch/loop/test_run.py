@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import remat
 from remat.schedules import Revolve, StoreAll, Uniform
 
-from .oracles import SCHEDULES, Plain, Remat, same, watch_schedules
+from .oracles import SCHEDULES, Plain, Remat, note_schedules, same
 
 ALL = pytest.mark.parametrize("schedule", SCHEDULES)
 
@@ -537,9 +537,9 @@ def test_a_while_with_a_random_condition(options, seed) -> None:
 def test_a_while_may_be_gone_back_through_twice() -> None:
     w = nn.Parameter(torch.tensor(1.1))
 
-    def run(face):
+    def run(api):
         torch.manual_seed(3)
-        y = face.until(lambda s: torch.rand(()) < 0.95, lambda s: F.dropout(s) * w, torch.ones(4))
+        y = api.until(lambda s: torch.rand(()) < 0.95, lambda s: F.dropout(s) * w, torch.ones(4))
         y.sum().backward(retain_graph=True)
         y.sum().backward()
         gradient, w.grad = w.grad, None
@@ -660,14 +660,14 @@ def test_steps_run_as_often_as_predicted(schedule, predict, steps, slots) -> Non
 @pytest.mark.parametrize("steps", [1, 7, 61, 200])
 @pytest.mark.parametrize("slots", [1, 5, 14])
 def test_auto_runs_as_often_as_its_schedule_says(monkeypatch, steps, slots) -> None:
-    chosen = watch_schedules(monkeypatch)
+    chosen = note_schedules(monkeypatch)
     calls = count(steps, slots)
     assert [calls] == [schedule.evaluations for schedule in chosen]
 
 
 @pytest.mark.parametrize("budget", ["30KB", "100KB", "1MB"])
 def test_within_a_budget_steps_run_as_often_as_predicted(monkeypatch, budget) -> None:
-    chosen = watch_schedules(monkeypatch)
+    chosen = note_schedules(monkeypatch)
     calls = count(300, None, 100, memory_budget=budget)
     assert [calls] == [schedule.evaluations for schedule in chosen]
 
@@ -761,16 +761,16 @@ def close(program, run) -> None:
 @pytest.mark.parametrize("scope", [False, True])
 def test_a_loop_inside_of_regions_and_regions_inside_of_a_step(schedule, scope) -> None:
     def program(run, x, W, b):
-        face = run_plainly if isinstance(run, Plain) else remat.checkpoint
+        api = run_plainly if isinstance(run, Plain) else remat.checkpoint
 
         def step(s):
-            return face(lambda s: torch.tanh(s @ W) + b, s) * 1.1
+            return api(lambda s: torch.tanh(s @ W) + b, s) * 1.1
 
         def model(x):
             return run.loop(step, x.sin(), 6).cos()
 
         if not scope or isinstance(run, Plain):
-            return face(model, x)
+            return api(model, x)
         with remat.CheckpointScope("around"):
             return model(x)
 

@@ -229,7 +229,7 @@ def test_buffers_of_loops_inside_loops_and_scans_and_whiles(module, schedule) ->
 
 @ALL
 def test_a_buffer_is_used_after_the_loop_as_well(schedule) -> None:
-    """Running steps again is no write that somebody else has to see."""
+    """Running steps again is no write that other code has to see."""
 
     def program(run, x, m):
         y = run.loop(m, x, 7)

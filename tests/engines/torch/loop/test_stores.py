@@ -17,7 +17,7 @@ from remat import DiskStore, ReducedPrecisionStore, StoreError
 from remat.schedules import Staged
 from remat.stores import files
 
-from .oracles import Plain, Remat, same, watch_schedules
+from .oracles import Plain, Remat, note_schedules, same
 from .test_run import rnn, rnn_inputs
 
 FIXED = pytest.mark.parametrize("schedule", ["revolve", "uniform"])
@@ -115,7 +115,7 @@ class Counting:
 
 @pytest.mark.parametrize(("steps", "slots"), [(60, 0), (60, 2), (200, 3)])
 def test_two_tiers_run_as_often_as_predicted(tmp_path, monkeypatch, steps, slots) -> None:
-    chosen = watch_schedules(monkeypatch)
+    chosen = note_schedules(monkeypatch)
     step, x = Counting(), torch.ones(50, requires_grad=True)
     y, _ = remat.checkpointed_loop(step, x, steps, slots, store=DiskStore(tmp_path))
     y.sum().backward()
@@ -134,7 +134,7 @@ def fast_disk(monkeypatch):
 def test_on_a_fast_disk_no_step_runs_more_than_twice(
     tmp_path, monkeypatch, fast_disk, steps, slots
 ) -> None:
-    chosen = watch_schedules(monkeypatch)
+    chosen = note_schedules(monkeypatch)
     step, x = Counting(), torch.randn(50, requires_grad=True)
     y, _ = remat.checkpointed_loop(step, x, steps, slots, store=DiskStore(tmp_path))
     y.square().sum().backward()
@@ -150,7 +150,7 @@ def test_on_a_fast_disk_no_step_runs_more_than_twice(
 
 def test_tapes_between_states_on_disk(tmp_path, monkeypatch, fast_disk) -> None:
     """Buffers, random numbers, inputs and outputs, over runs of tapes that start on disk."""
-    chosen = watch_schedules(monkeypatch)
+    chosen = note_schedules(monkeypatch)
 
     def program(run, x, xs, norm, w):
         def step(s, x):
@@ -307,10 +307,10 @@ def test_random_numbers_and_buffers_with_rounded_states() -> None:
     torch.manual_seed(0)
     norm, x = nn.BatchNorm1d(4), torch.randn(6, 4, requires_grad=True)
 
-    def run(face):
+    def run(api):
         norm.reset_running_stats()
         torch.manual_seed(1)
-        y = face.loop(lambda s: F.dropout(norm(s).sin(), 0.2), x, 20)
+        y = api.loop(lambda s: F.dropout(norm(s).sin(), 0.2), x, 20)
         (gradient,) = torch.autograd.grad(y.sum(), x)
         return y.detach(), norm.running_mean.clone(), torch.rand(1), gradient
 

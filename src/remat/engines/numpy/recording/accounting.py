@@ -1,4 +1,4 @@
-"""What a region tells profilers: what a plain pass would hold, and what is held."""
+"""Reports to profilers what a plain pass would hold, and what a region holds."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Hashable
 from typing import Any
 
 from ....loops import Account
-from ..weighing import memories
+from ..memory_measure import memories
 
 __all__ = ["RegionAccounting", "accounting_of"]
 
 
 def accounting_of(name: str) -> RegionAccounting | None:
-    """Return the accounting of a region that begins; None if nobody asks for it."""
+    """Return the accounting of a region that begins; None without a profiler."""
     account = Account()
     account.begin(name)
-    return RegionAccounting(account) if account.must_weigh else None
+    return RegionAccounting(account) if account.must_measure else None
 
 
 class RegionAccounting:
-    """Tells of arrays by the memory that they are in."""
+    """Reports arrays by the memory that they are in."""
 
     def __init__(self, account: Account) -> None:
         self._account = account
@@ -32,7 +32,7 @@ class RegionAccounting:
         if new:
             self._plain |= new
             if self._account.observers:
-                self._account.weighed(0, new)
+                self._account.add_measured(0, new)
 
     def holds(self, array: Any, *, forward: bool) -> None:
         """An array is held from now on."""
@@ -49,10 +49,10 @@ class RegionAccounting:
             self._account.frees(key)
 
     def closes(self) -> None:
-        """Tell the call around, which is weighed, what it would hold without this region."""
+        """Report to the call around it, if it is measured, what a plain pass would add."""
         if not self._account.observers:
             dropped = sum(n for key, n in self._plain.items() if key not in self._held)
-            self._account.weighed(dropped, {})
+            self._account.add_measured(dropped, {})
 
     def recomputed(self, ops: int, seconds: float) -> None:
         self._account.recomputed(ops, seconds)

@@ -1,8 +1,8 @@
 """Plain operands of recorded ops: they are not traced, and the program may write to them.
 
-NumPy does not tell who writes to an array. So a small array is copied when an op reads it, and of a
+NumPy does not report writes to an array. So a small array is copied when an op reads it, and of a
 large one a checksum is kept: if it is another one when the op is run again, that is an error. An
-array that nobody can write to is held as it is.
+array that cannot be written to is held as it is.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Constant:
         return self._array
 
     def is_still(self, array: Any) -> bool:
-        """Tell whether an array has the bytes of this one."""
+        """Return whether an array has the bytes of this one."""
         if self._checksum is not None:
             return self._array is array and checksum(array) == self._checksum
         same = self._array.shape == array.shape and self._array.strides == array.strides
@@ -129,4 +129,4 @@ def _may_be_written(array: Any) -> bool:
         if array.flags.writeable:
             return True
         array = array.base
-    return array is not None  # memory of somebody else, who may write to it
+    return array is not None  # memory of another library, which may write to it

@@ -1,7 +1,7 @@
 """The region of a whole pass under a budget.
 
 While a plan is followed, the values that it keeps are held and all others are dropped. A pass that
-nobody has planned, or that leaves its plan, drops all; it is planned when its forward part is
+has no plan, or that leaves its plan, drops all; it is planned when its forward part is
 known, and what the plan keeps is then computed again, once.
 """
 
@@ -50,7 +50,7 @@ class PlannedRegion(Region):
     def _follow(self, number: int, value: Value, array: Any) -> None:
         planned = self.follower.step(self.tracer.keys[number])
         if planned is None:
-            self.follows = False  # another program: from here on nobody has planned it
+            self.follows = False  # another program: from here on there is no plan
             return
         keeps = planned.keeps[number]
         if keeps is not None and keeps[0] and not value.must_recompute:

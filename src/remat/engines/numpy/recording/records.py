@@ -2,7 +2,7 @@
 
 Traced arrays are never written to (an in-place change makes a new one), so a value is simply what
 an op gave. The links go one way only, from a value to its op and on to what that op has read, so
-that everything is freed by reference counting as soon as nobody needs it.
+that everything is freed by reference counting as soon as it is not needed.
 """
 
 from __future__ import annotations

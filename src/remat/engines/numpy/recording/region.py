@@ -194,7 +194,7 @@ class Region:
         self.ask(value, array, is_saved=True)
 
     def contains(self, value: Value) -> bool:
-        """Tell whether a value was made in here, or in a region inside."""
+        """Return whether a value was made in here, or in a region inside."""
         region = value.region
         while region is not None:
             if region is self:
@@ -281,7 +281,7 @@ class Region:
         return needs
 
     def _computes(self, value: Value) -> bool:
-        """Tell whether it is for this region to compute a value."""
+        """Return whether it is for this region to compute a value."""
         return self.parent is None or self.contains(value)
 
     def _provide_from_outside(self, inputs: list[Value]) -> None:
@@ -375,5 +375,5 @@ def _is_pure(function: Any) -> bool:
 
 
 def _holds_code(function: Any) -> bool:
-    """Tell whether running it again would run code of the program: a checkpointed call or loop."""
+    """Return whether a replay would call code of the program: a checkpointed call or loop."""
     return getattr(function, "is_opaque", False)

@@ -18,7 +18,7 @@ class Needs(NamedTuple):
     """What it takes to compute values."""
 
     made: list[Value]  # in the order in which they are to be computed
-    inputs: list[Value]  # that somebody else provides
+    inputs: list[Value]  # that are not recomputed here
     uses: dict[Value, int]
 
 

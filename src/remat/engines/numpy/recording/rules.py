@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from autograd.core import primitive_vjps
 
 from .constants import Constant
-from .hollow import NotUnderstoodError, filled, hollow, operands_in
 from .records import Op, Value
+from .rule_templates import NotUnderstoodError, filled, operands_in, template_of
 
 if TYPE_CHECKING:
     from .region import Region
@@ -67,7 +67,7 @@ def make_rule(
 ) -> Any:
     """Return what takes the place of a rule: itself, if it holds no operand."""
     try:
-        template = hollow(closure, operands)
+        template = template_of(closure, operands)
     except NotUnderstoodError:
         return RemadeRule(region, op, value, argnums)
     if template is closure:

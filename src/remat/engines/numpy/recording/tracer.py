@@ -1,4 +1,4 @@
-"""Writes down what a pass does, as a `Trace` for planners.
+"""Records what a pass does, as a `Trace` for planners.
 
 Views are no values of their own: what reads a view reads the value whose memory it is in.
 """
@@ -15,7 +15,7 @@ from ....plans.trace import Kind, Trace
 from ....plans.trace import Op as TracedOp
 from ....plans.trace import Value as TracedValue
 from ..follow import memory_of
-from ..places import place_of_caller
+from ..source_location import location_of_caller
 from .records import Value
 from .region import drop
 
@@ -73,7 +73,7 @@ class Tracer:
                 numbers,
                 (value.number,),
                 seconds,
-                place=f"{name}, {place_of_caller()}",
+                place=f"{name}, {location_of_caller()}",
                 saves=saves,
                 workspace_bytes=_WORKSPACE * largest,
             )

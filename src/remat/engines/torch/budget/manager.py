@@ -17,7 +17,8 @@ from ....plans.following import Follower, Planned
 from ....sizes import format_bytes, parse_budget
 from ..memory.uncounted_writes import on_optimizer_step
 from ..modes import changing_mode, why_it_counts
-from ..recording.recorder import Recorder, recorder_of_this_thread
+from ..recording.recorder import Recorder
+from ..recording.threads import recorder_of_this_thread
 from ..segment import refuse_transforms
 from .agreement import agreed_seconds
 from .passes import BudgetedPass, PassRegion

@@ -15,7 +15,7 @@ from torch import Tensor
 from ....plans.trace import Kind, Trace
 from ....plans.trace import Op as TracedOp
 from ....plans.trace import Value as TracedValue
-from ..memory.records import Op, Origin, Place, Value
+from ..memory.records import Op, Origin, SourceLocation, Value
 from ..memory.tensors import nbytes_of
 from ..source_location import line_text, outermost_module
 
@@ -112,14 +112,16 @@ class Tracer:
                 self.plain_bytes += self._values[-1].nbytes
         makes = tuple(self.number(value) for value, _ in made)
         module = self._module_path(op)
-        self._ops.append(_Noted(op.traits.func, op.place, module, key_of(op, made), reads, makes))
+        self._ops.append(
+            _Noted(op.traits.func, op.location, module, key_of(op, made), reads, makes)
+        )
         self._seconds.append(seconds)
         if len(self._saves) < len(self._ops):
             self._saves.append({})
 
     def _module_path(self, op: Op) -> str:
         """Return the path of the module that called an op, from the outermost one."""
-        module = None if op.place[2] is None else op.place[2]()
+        module = None if op.location[2] is None else op.location[2]()
         if module is None:
             return ""
         if id(module) not in self._paths:
@@ -209,7 +211,7 @@ class Tracer:
                 reads=op.reads,
                 makes=op.makes,
                 seconds=smoothed[number],
-                place=line_text(op.place),
+                place=line_text(op.location),
                 module=op.module,
                 saves=tuple(self._saves[number]),
                 workspace_bytes=self._workspace.get(number, 0) + workspace.get(number, 0),
@@ -286,7 +288,7 @@ class _Noted(NamedTuple):
     """An op without its operands, which it would keep alive."""
 
     func: Any
-    place: Place
+    location: SourceLocation
     module: str
     key: Key
     reads: tuple[int, ...]

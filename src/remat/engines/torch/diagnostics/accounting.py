@@ -81,8 +81,8 @@ class Accounting:
                 )
             )
         makes = tuple(self._traced[value] for value, _ in made)
-        place = line_text(op.place)
-        self._ops.append(trace.Op(str(op.traits.func), reads, makes, seconds, place))
+        location = line_text(op.location)
+        self._ops.append(trace.Op(str(op.traits.func), reads, makes, seconds, location))
 
     def _number(self, value: Value) -> int:
         number = self._traced.get(value)

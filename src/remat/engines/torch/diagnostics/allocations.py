@@ -17,11 +17,11 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....loops.accounts import is_inside_a_region
 from ....observers import Observer
 from ..backend import (
+    TorchDispatchMode,
     dispatch_mode_stack,
     is_functorch_tensor,
     pop_dispatch_mode,

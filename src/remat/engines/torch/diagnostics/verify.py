@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .... import trees
 from ....errors import RecomputeMismatchError
 from ....segments import SegmentOptions
 from ....verification import Verification
+from ..backend import TorchDispatchMode
 from ..generators import Generators
-from ..memory.records import Op, Place, Value
+from ..memory.records import Op, SourceLocation, Value
 from ..referenced_tensors import referenced_tensors
 from ..replay import flat
 from ..schema import traits_of
@@ -55,47 +55,24 @@ def verify(
     restored.
     """
     name = getattr(function, "__qualname__", type(function).__name__)
-    leaves, structure = trees.flatten((args, kwargs))
     owned = referenced_tensors(function)
-    inputs = {f"input {n}": _copy(leaf) for n, leaf in enumerate(leaves)}
-    sources = {n: t for n, t in (inputs | owned.sources).items() if _takes_gradient(t)}
+    call = _CopiedCall(function, args, kwargs)
+    sources = {n: t for n, t in (call.inputs | owned.sources).items() if _takes_gradient(t)}
     if not sources:
         raise ValueError(
             f"verify({name}) has no gradient to compare: none of its inputs, parameters and "
             "closed-over tensors requires grad; call requires_grad_() on one"
         )
-
-    def call(options: SegmentOptions | None = None) -> Any:
-        # Copies, so that the function may write to its inputs.
-        given = [t.clone() if isinstance(t, Tensor) else t for t in inputs.values()]
-        args, kwargs = trees.unflatten(structure, given)
-        if options is None:
-            return function(*args, **kwargs)
-        region = open_region(
-            options.name,
-            preserve_rng_state=options.preserve_rng_state,
-            policy=torch_policy(options.policy),
-            observer=checker,
-        )
-        try:
-            return function(*args, **kwargs)
-        finally:
-            close_region(region, None)
-
     checker = Checker()
     with left_as_found(owned.buffers):
         plain = _run(call, sources, owned.buffers)
     with left_as_found(owned.buffers):
-        checked = _run(partial(call, options), sources, owned.buffers)
-    for what, before, after in zip(Outcome._fields, plain, checked, strict=True):
-        different = [key for key in before if before[key] != after.get(key)]
-        if different or before.keys() != after.keys():
-            with left_as_found(owned.buffers):
-                cause = _first_difference(call, owned.buffers) or checker.found or _UNKNOWN
-            raise RecomputeMismatchError(
-                f"{name}: {what} differ with and without checkpointing: "
-                f"{', '.join(different) or 'another number of them'}. {cause}"
-            )
+        checked = _run(partial(call.in_region, options, checker), sources, owned.buffers)
+    difference = _difference(plain, checked)
+    if difference:
+        with left_as_found(owned.buffers):
+            cause = _first_difference(call, owned.buffers) or checker.found or _UNKNOWN
+        raise RecomputeMismatchError(f"{name}: {difference}. {cause}")
     return Verification(
         name,
         outputs=len(plain.outputs),
@@ -103,6 +80,48 @@ def verify(
         buffers=len(plain.buffers),
         ops=checker.compared,
     )
+
+
+class _CopiedCall:
+    """A call of a function on copies of its inputs. Each run may write to its own."""
+
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        leaves, self._structure = trees.flatten((args, kwargs))
+        self._function = function
+        self.inputs = {f"input {n}": _copy(leaf) for n, leaf in enumerate(leaves)}
+
+    def __call__(self) -> Any:
+        args, kwargs = self._arguments()
+        return self._function(*args, **kwargs)
+
+    def in_region(self, options: SegmentOptions, checker: Checker) -> Any:
+        args, kwargs = self._arguments()  # before the region, which would record the copies
+        region = open_region(
+            options.name,
+            preserve_rng_state=options.preserve_rng_state,
+            policy=torch_policy(options.policy),
+            observer=checker,
+        )
+        try:
+            return self._function(*args, **kwargs)
+        finally:
+            close_region(region, None)
+
+    def _arguments(self) -> Any:
+        copies = [t.clone() if isinstance(t, Tensor) else t for t in self.inputs.values()]
+        return trees.unflatten(self._structure, copies)
+
+
+def _difference(plain: Outcome, checked: Outcome) -> str:
+    """Say what differs between two runs; an empty text if they are the same."""
+    for what, before, after in zip(Outcome._fields, plain, checked, strict=True):
+        different = [key for key in before if before[key] != after.get(key)]
+        if different or before.keys() != after.keys():
+            named = ", ".join(different) or "another number of them"
+            return f"{what} differ with and without checkpointing: {named}"
+    return ""
 
 
 def _run(call: Callable[[], Any], sources: Buffers, buffers: Buffers) -> Outcome:
@@ -159,7 +178,7 @@ class Checker(Accounting):
             elif not self.found:
                 self.found = (
                     f"{op.traits.func} gave another value when it was recomputed. It was called by "
-                    f"{describe(op.place)}. Likely causes: it draws random numbers that remat "
+                    f"{describe(op.location)}. Likely causes: it draws random numbers that remat "
                     "cannot see, an input was modified through .data or shared memory, or the op "
                     "is not deterministic"
                 )
@@ -172,7 +191,7 @@ class _Log(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[tuple[str, Place, list[bytes]]] = []
+        self.seen: list[tuple[str, SourceLocation, list[bytes]]] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -28,7 +28,7 @@ def connect(loop: LoopPass, steps: Steps, given: list[Any]) -> list[Any]:
     results = [*loop.final.leaves, *steps.outputs.stacks]
     tracked = [*loop.final.tracked, *steps.outputs.tracked]
     if not any(tracked):
-        loop.traced = False  # nobody can ask for a gradient
+        loop.traced = False  # no gradient can be asked for
         return results
     if not loop.run.can_go_backward:
         raise UnsupportedError(

@@ -56,7 +56,7 @@ class _Table:
         self.used.append(used)
         return number
 
-    def watch(self, leaf: Tensor) -> None:
+    def guard_leaf(self, leaf: Tensor) -> None:
         """Guard a leaf of the loop; the program may register more hooks on it."""
         leaf._backward_hooks = OrderedDict(((_GUARD, self.guard),))
 
@@ -125,11 +125,11 @@ class Captures:
 
     def was_given(self, leaves: list[Any]) -> list[int]:
         """Return the indices of those leaves that the last new step has used."""
-        return [place for place, leaf in enumerate(leaves) if id(leaf) in self._own_used]
+        return [position for position, leaf in enumerate(leaves) if id(leaf) in self._own_used]
 
     def guard_leaf(self, leaf: Tensor) -> None:
         """Guard a leaf that a step gets, and recognize it in the graph of another step."""
-        self._table.watch(leaf)
+        self._table.guard_leaf(leaf)
 
     def captured_by(self, ends: list[Tensor], given: list[Tensor], step: int) -> list[int]:
         """Return the indices of the captures of a new step: the leaves of its graph.
@@ -322,7 +322,7 @@ class DetachedProxies(TorchFunctionMode):
             if node._sequence_nr() >= self.start and id(value) not in self.outside:
                 return value  # (sequence numbers are per thread, so they alone do not prove it)
             leaf = value.detach().requires_grad_()
-            self._table.watch(leaf)
+            self._table.guard_leaf(leaf)
             self._leaves[id(value)] = value, leaf
             self._table.add(value, leaf)
             return leaf

@@ -64,8 +64,8 @@ class GradientAccumulator:
         for number, total in zip(recorded.used, found[len(own) :], strict=True):
             if total is not None:
                 self._sums[number] = total
-        for place, part in zip(own, found, strict=False):
-            gradients[place] = part
+        for position, part in zip(own, found, strict=False):
+            gradients[position] = part
         return gradients
 
     def dry_run(self, recorded: Recording) -> None:
@@ -145,11 +145,11 @@ def _gradients_of(
 
 
 def _differentiable(own: list[Any]) -> dict[int, Tensor]:
-    """Return the leaves to differentiate by, each once, by their first place."""
+    """Return the leaves to differentiate by, each once, by their first position."""
     seen: set[int] = set()
     found = {}
-    for place, leaf in enumerate(own):
+    for position, leaf in enumerate(own):
         if isinstance(leaf, Tensor) and leaf.requires_grad and id(leaf) not in seen:
             seen.add(id(leaf))
-            found[place] = leaf
+            found[position] = leaf
     return found

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....errors import UnsupportedError
+from ..backend import TorchDispatchMode, preserve_version_counter
 from ..generators import Generators, GeneratorStates
 from ..memory.tensors import is_plain
 from ..randomness import generator_of
@@ -53,7 +52,7 @@ class SideEffects:
 
     @property
     def is_random(self) -> bool:
-        return self._generators.are_used
+        return self._generators.is_used
 
     def add(self, monitor: StepMonitor) -> None:
         """Note what a step that was monitored wrote to and drew from."""
@@ -64,7 +63,7 @@ class SideEffects:
                 self._first[address] = before
                 self._latest = {**self._latest, address: before}
         for generator, state in monitor.generators.items():
-            self._generators.add(generator, state)
+            self._generators.add_generator(generator, state)
 
     def complete(self, initial: Snapshot) -> None:
         """Check the writes after all steps have run; ignore generators that none drew from."""
@@ -94,7 +93,7 @@ class SideEffects:
     def undone(self) -> Iterator[None]:
         """Run steps again; afterwards side effects are undone, and no write is counted."""
         now = self.snapshot()
-        with _unsafe_preserve_version_counter(tuple(self._counters)):
+        with preserve_version_counter(tuple(self._counters)):
             try:
                 yield
             finally:
@@ -116,6 +115,7 @@ class SideEffects:
 class StepMonitor(TorchDispatchMode):
     """Observes the ops of a step: storages that it makes, what it writes to and draws from."""
 
+    remat_looks_on = True
     supports_higher_order_operators = True
 
     def __init__(self, given: Iterable[Any]) -> None:

@@ -19,11 +19,12 @@ from torch import Tensor
 from .... import trees
 from ....errors import UnsupportedError
 from ....loops import Measured
+from ....loops.differences import state_difference
 from ....stores import Arrays
 from ..arrays import TorchArrays
 from ..backend import has_global_module_hooks
 from ..comparing import difference_of
-from ..recording.recorder import without_recorder
+from ..recording.threads import without_recorder
 from .autocast import AutocastState
 from .captures import Captures
 from .gradient_accumulator import GradientAccumulator
@@ -80,8 +81,8 @@ class Steps:
         self._has_more = bool(inputs.leaves) or outputs.wanted  # than a state
         self._needs_gradients = False
         self._autocast = AutocastState()
-        self.uses_state: set[int] = set()  # places of leaves of the initial state
-        self.uses_inputs: set[int] = set()  # places of leaves of xs
+        self.uses_state: set[int] = set()  # positions of leaves of the initial state
+        self.uses_inputs: set[int] = set()  # positions of leaves of xs
         self.reset_gradients()
 
     def reset_gradients(self) -> None:
@@ -183,12 +184,7 @@ class Steps:
         return gradients[: len(gradient)]
 
     def difference(self, one: HeldState, other: HeldState) -> str | None:
-        for i, (a, b) in enumerate(zip(one.leaves, other.leaves, strict=True)):
-            words = difference_of(a, b)
-            if words:
-                name = trees.paths(trees.unflatten(self.structure, other.leaves))[i]
-                return f"state{name} {words}"
-        return None
+        return state_difference(self.structure, one.leaves, other.leaves, difference_of)
 
     def split(self, held: HeldState) -> tuple[list[Any], Any]:
         return held.leaves, (held.tracked, held.effects)
@@ -304,7 +300,7 @@ class Steps:
         try:
             new = self.call(state, None)[0]
         except Exception as error:
-            error.add_note(_place(step))
+            error.add_note(_raised_in(step))
             raise
         if type(new) is not Tensor:
             new = self._checked(new, step)[0]
@@ -332,7 +328,7 @@ class Steps:
             else:
                 new, output = self.call(state, x)
         except Exception as error:
-            error.add_note(_place(step))
+            error.add_note(_raised_in(step))
             raise
         # (A step that does not write in place in the forward pass does not do so later.)
         if is_new and versions_of(own + inputs if inputs else own) != versions:
@@ -475,7 +471,7 @@ class _MonitoredRun:
         self._steps.record_effects(self._monitor)
 
 
-def _place(step: int) -> str:
+def _raised_in(step: int) -> str:
     return f"raised in step {step} of a loop that remat runs"
 
 

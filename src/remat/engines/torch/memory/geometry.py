@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..backend import conj_view, neg_view
+
 __all__ = ["Geometry", "geometry_of", "may_overlap", "view_over"]
 
 
@@ -56,8 +58,8 @@ def view_over(base: Tensor, geometry: Geometry) -> Tensor:
         base.untyped_storage(), offset, size, stride
     )
     if conj:
-        view = torch.ops.aten._conj.default(view)
-    return torch.ops.aten._neg_view.default(view) if neg else view
+        view = conj_view(view)
+    return neg_view(view) if neg else view
 
 
 def may_overlap(one: Geometry, other: Geometry) -> bool:

@@ -26,10 +26,20 @@ from .tensors import version_of
 if TYPE_CHECKING:
     from types import CodeType
 
-__all__ = ["Held", "Holder", "Op", "Operand", "Origin", "Place", "Value", "View", "values_in"]
+__all__ = [
+    "Held",
+    "Holder",
+    "Op",
+    "Operand",
+    "Origin",
+    "SourceLocation",
+    "Value",
+    "View",
+    "values_in",
+]
 
 # Where an op was called: the code object, the instruction, and the innermost module.
-Place = tuple["CodeType", int, "ref[torch.nn.Module] | None"]
+SourceLocation = tuple["CodeType", int, "ref[torch.nn.Module] | None"]
 Argument = tuple[Any, int]  # position or name of an argument, index of the tensor in a list
 
 
@@ -205,7 +215,7 @@ class Op(NamedTuple):
     reads: list[Value]  # the values among its arguments, with repetitions
     keywords: dict[str, Any] | None
     drawn: Draw | None  # how to draw its random numbers again
-    place: Place
+    location: SourceLocation
 
     def targets(self) -> list[Operand]:
         """Return all operands that this op writes to."""

@@ -11,6 +11,8 @@ from torch.nn import Parameter
 from ..backend import (
     Guards,
     below_autograd,
+    conj_view,
+    neg_view,
     set_version,
     with_version_counters,
     without_dispatch_modes,
@@ -103,8 +105,8 @@ def copy_storage(tensor: Tensor) -> Tensor:
             storage.clone(), tensor.storage_offset(), tensor.size(), tensor.stride()
         )
         if tensor.is_conj():
-            copy = torch.ops.aten._conj.default(copy)
-        return torch.ops.aten._neg_view.default(copy) if tensor.is_neg() else copy
+            copy = conj_view(copy)
+        return neg_view(copy) if tensor.is_neg() else copy
 
 
 def copy_extent(tensor: Tensor) -> Tensor:
@@ -124,8 +126,8 @@ def copy_extent(tensor: Tensor) -> Tensor:
         whole.clone().untyped_storage(), 0, size, stride
     )
     if tensor.is_conj():
-        copy = torch.ops.aten._conj.default(copy)
-    return torch.ops.aten._neg_view.default(copy) if tensor.is_neg() else copy
+        copy = conj_view(copy)
+    return neg_view(copy) if tensor.is_neg() else copy
 
 
 def _covers_as_vector(tensor: Tensor, storage: Any) -> bool:

@@ -19,7 +19,13 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = ["is_exposed", "on_direct_write", "on_optimizer_step", "optimizer_steps_of", "watch"]
+__all__ = [
+    "install_hooks",
+    "is_exposed",
+    "on_direct_write",
+    "on_optimizer_step",
+    "optimizer_steps_of",
+]
 
 on_direct_write: list[Callable[[Tensor], None]] = []  # called before such a write
 on_optimizer_step: list[Callable[[], None]] = []  # called after the step of any optimizer
@@ -37,7 +43,7 @@ def is_exposed(storage: Any) -> bool:
 
 
 @functools.cache
-def watch() -> None:
+def install_hooks() -> None:
     """Install the hooks and wrappers, once per process."""
     register_optimizer_step_post_hook(_after_step)
     for name in ("apply_", "map_", "map2_"):

@@ -1,49 +1,46 @@
 """The recorder: a dispatch mode that records ops, and hooks that replace what autograd saves.
 
-Each thread has one recorder, which is active while at least one region is open. It sees every op
-below autograd and autocast, with the same tensor objects as autograd.
+A recorder is active while at least one region is open. It sees every op below autograd and
+autocast, with the same tensor objects as autograd.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....errors import UnsupportedError
 from ..backend import (
+    MODULE_CALL,
+    TorchDispatchMode,
     count_function_modes,
     current_graph_task,
     keep_compiler_out,
-    pop_dispatch_mode,
-    pop_saved_tensor_hooks,
     push_dispatch_mode,
     push_saved_tensor_hooks,
-    top_saved_tensor_hooks,
 )
 from ..memory import uncounted_writes
-from ..memory.records import Op, Origin, Place, Value, values_in
-from ..memory.tensors import EXACT_TYPES, alias, is_plain, share_a_counter, version_of
+from ..memory.records import Op, Origin, SourceLocation, Value, values_in
+from ..memory.tensors import EXACT_TYPES, alias, is_plain
 from ..output_reuse import OutputReuse
 from ..randomness import Draw, draw, generator_of
 from ..region import Region, SavedTensor, unpack
 from ..replay import flat
 from ..retention import hold, keep_by_products
 from ..schema import OpTraits, Route, call_in_mode, traits_by_id, traits_of
-from ..source_location import MODULE_CALL, caller, user_code
-from .storages import StorageTable, no_tensor
+from ..source_location import caller, user_code
+from .stacks import are_hooks_on_top, remove_hooks, remove_mode
+from .storages import StorageTable
+from .views import run_view
 from .writes import WriteTracker
 
-__all__ = ["Recorder", "recorder_of_this_thread", "without_recorder"]
+__all__ = ["Recorder"]
 
 Kwargs = dict[str, Any]
 Made = list[tuple[Value, Tensor]]
@@ -64,7 +61,7 @@ class Recorder(TorchDispatchMode):
         self._writes = WriteTracker(self.table)
         self._ops = 0
         self.iteration_start = 0  # the number of the first op since backward last began
-        self._hook = self._pack  # one object, so that it can be compared
+        self.pack = self._pack  # one object, so that it can be compared
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -87,27 +84,22 @@ class Recorder(TorchDispatchMode):
             region.parent = self.region
             region.is_attended |= self.region.is_attended
             self.region.has_children = True
-            region.has_own_hooks = self._hooks_are_covered()
+            region.has_own_hooks = not are_hooks_on_top(self.pack)
             if region.has_own_hooks:
-                push_saved_tensor_hooks(self._hook, unpack)
+                push_saved_tensor_hooks(self.pack, unpack)
         else:
             try:
-                push_saved_tensor_hooks(self._hook, unpack)
+                push_saved_tensor_hooks(self.pack, unpack)
             except RuntimeError as error:  # the program has disabled them
                 raise UnsupportedError(
                     f"checkpointing needs saved-tensor hooks, which are disabled here: {error}"
                 ) from error
-            uncounted_writes.watch()
+            uncounted_writes.install_hooks()
             keep_compiler_out()
             region.backward_began = self.end_iteration
             push_dispatch_mode(self)
         self.opened.append(region)
         self.region = region
-
-    def _hooks_are_covered(self) -> bool:
-        """Return whether the program has set other hooks after ours."""
-        top = top_saved_tensor_hooks(False)
-        return top is None or top[0] is not self._hook
 
     def close(self, region: Region) -> None:
         if region not in self.opened:
@@ -115,38 +107,18 @@ class Recorder(TorchDispatchMode):
         while True:  # also close inner regions that were left open
             innermost = self.opened.pop()
             if innermost.has_own_hooks:
-                self._remove_hooks()
+                remove_hooks(self.pack)
             innermost.close()
             if innermost is region:
                 break
         if self.opened:
             self.region = self.opened[-1]
             return
-        self._remove_mode()
-        self._remove_hooks()
+        remove_mode(self)
+        remove_hooks(self.pack)
         del self.region
         self._reuse.closed(region)
         self.table.reset()
-
-    def _remove_hooks(self) -> None:
-        """Remove our hooks from the stack, but not those that the program has set after them."""
-        above = []
-        while (hooks := top_saved_tensor_hooks(False)) is not None:
-            pop_saved_tensor_hooks()
-            if hooks[0] is self._hook:
-                break
-            above.append(hooks)
-        for hooks in reversed(above):
-            push_saved_tensor_hooks(*hooks)
-
-    def _remove_mode(self) -> list[Any]:
-        """Remove this mode from the stack, but not those that the program has entered after it."""
-        above = []
-        while (mode := pop_dispatch_mode(None)) is not self:
-            above.append(mode)
-        for mode in reversed(above):
-            push_dispatch_mode(mode)
-        return above
 
     def end_iteration(self) -> None:
         """Forget how values were computed: what is read next is an external input.
@@ -225,7 +197,7 @@ class Recorder(TorchDispatchMode):
         if traits.route is _SIMPLE and not (kwargs or types or self.region.is_attended):
             return self._run_simple(traits, args)
         if traits.route is _VIEW:
-            return self._run_view(traits, args, kwargs or {})
+            return run_view(self.table, traits, args, kwargs or {})
         if (
             traits.route is _SIMPLE_UNLESS_RANDOM
             and not (kwargs or types or self.region.is_attended)
@@ -254,10 +226,10 @@ class Recorder(TorchDispatchMode):
         frame = _getframe(2)
         code, back = frame.f_code, frame.f_back
         if id(code) in user_code and (back is None or back.f_code is not MODULE_CALL):
-            place: Place = code, frame.f_lasti, None  # `caller`, inlined
+            location: SourceLocation = code, frame.f_lasti, None  # `caller`, inlined
         else:
-            place = caller(frame)
-        op = _new_op(Op, (self._ops, traits, call, encoded, reads, None, None, place))
+            location = caller(frame)
+        op = _new_op(Op, (self._ops, traits, call, encoded, reads, None, None, location))
         self._ops += 1
         if type(out) is Tensor:
             self.table.made(out, op, 0)
@@ -289,7 +261,7 @@ class Recorder(TorchDispatchMode):
     def _run(self, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs, *, keep: bool) -> Any:
         """Run any op and record it: writes, random numbers, keywords. `keep` keeps its outputs."""
         if traits.reshapes_in_place and is_plain(args[0]):
-            return self._run_view(traits, args, kwargs)
+            return run_view(self.table, traits, args, kwargs)
         table, writes = self.table, self._writes
         overlapped = writes.save_overlapping(traits, args, kwargs) if traits.may_write else ()
         written = writes.before(traits, args, kwargs)
@@ -310,8 +282,8 @@ class Recorder(TorchDispatchMode):
                 table.values.pop(key, None)
         seconds = time.perf_counter() - began
         reads = [*values_in(encoded), *values_in(keywords.values())]
-        place = caller(_getframe(2))
-        op = Op(self._ops, traits, traits.call, encoded, reads, keywords or None, drawn, place)
+        location = caller(_getframe(2))
+        op = Op(self._ops, traits, traits.call, encoded, reads, keywords or None, drawn, location)
         self._ops += 1
         made = [(writes.after(op, write, keep=keep), write.tensor) for write in written]
         if traits.saves_before_write:
@@ -335,50 +307,6 @@ class Recorder(TorchDispatchMode):
         for region in self.opened:
             if region.observer is not None:
                 region.observer.ran(op, made, seconds)
-
-    def _run_view(self, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
-        """Run an op that reads and writes no data. It is not recorded."""
-        tensor: Tensor = args[0]
-        if not isinstance(tensor, Tensor):
-            # A scalar that autograd has saved as a tensor arrives here as a Python number.
-            dtype = torch.complex128 if isinstance(tensor, complex) else torch.float64
-            return traits.call(torch.tensor(tensor, dtype=dtype), *args[1:], **kwargs)
-        if traits.is_identity:
-            return traits.call(*args, **kwargs)
-        value = self.table.known(tensor)
-        if traits.reshapes_in_place:
-            return self._reshape(traits, value, args, kwargs)
-        if value is not None:
-            value.note_views()
-        if type(tensor) in EXACT_TYPES and not kwargs and not count_function_modes():
-            return traits.fast_call(*args)
-        return traits.call(*args, **kwargs)
-
-    def _reshape(
-        self, traits: OpTraits, value: Value | None, args: tuple[Any, ...], kwargs: Kwargs
-    ) -> Any:
-        """Run an op that changes the shape of a tensor in place."""
-        tensor: Tensor = args[0]
-        family = [] if value is None else value.family()
-        for member in family:
-            held = member.held
-            if held is not None and held.tensor is tensor:  # a parameter: keep its old shape
-                self.table.parameters.pop(id(tensor), None)
-                held.tensor, held.storage = alias(tensor), None
-        out = traits.call(*args, **kwargs)
-        for member in family:
-            # No data changes, but the version counter does, also that of tensors which share it.
-            made, held = member.tensor(), member.held
-            if made is None or share_a_counter(tensor, made):
-                member.version += 1
-            if (
-                held is not None
-                and version_of(held.tensor) == held.version
-                and share_a_counter(tensor, held.tensor)
-            ):
-                held.version += 1
-            member.tensor = no_tensor
-        return out
 
     def _made_several(self, out: Any, op: Op, *, keep: bool) -> Made:
         made: Made = []
@@ -435,69 +363,7 @@ def _must_come_back(tensor: Tensor, value: Value) -> bool:
     return False
 
 
-# -- the recorder of a thread ----------------------------------------------------------------------
-
-
-def recorder_of_this_thread() -> Recorder:
-    """Return the recorder of this thread. It is active if a region is open."""
-    try:
-        recorder: Recorder = _threads.recorder
-    except AttributeError:
-        recorder = _threads.recorder = Recorder()
-    return recorder
-
-
-@contextmanager
-def without_recorder() -> Iterator[None]:
-    """Run code that the open regions of this thread do not record. Regions inside are independent.
-
-    A loop is run so: for a region around it, its outputs are external inputs.
-    """
-    outer = recorder_of_this_thread()
-    if not outer.opened and not outer.idle:
-        yield
-        return
-    _threads.recorder = Recorder()
-    covered = outer._hooks_are_covered() if outer.opened else True
-    if not covered:
-        pop_saved_tensor_hooks()
-    try:
-        with _off(outer) if outer.opened else nullcontext():
-            yield
-    finally:
-        if not covered:
-            push_saved_tensor_hooks(outer._hook, unpack)
-        _threads.recorder = outer
-
-
-@contextmanager
-def _off(recorder: Recorder) -> Iterator[None]:
-    """Remove a recorder from the mode stack, but not modes that the program entered after it."""
-    above = recorder._remove_mode()
-    try:
-        yield
-    finally:
-        for _ in above:
-            pop_dispatch_mode(None)
-        push_dispatch_mode(recorder)
-        for mode in reversed(above):
-            push_dispatch_mode(mode)
-
-
-def _before_direct_write(tensor: Tensor) -> None:
-    recorder = recorder_of_this_thread()
-    if recorder.opened:
-        recorder.before_direct_write(tensor)
-
-
-def _after_optimizer_step() -> None:
-    recorder_of_this_thread().end_iteration()
-
-
-uncounted_writes.on_direct_write.append(_before_direct_write)
-uncounted_writes.on_optimizer_step.append(_after_optimizer_step)
 _getframe = sys._getframe
 _FUNCTION_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 _SIMPLE, _VIEW, _SIMPLE_UNLESS_RANDOM = Route.SIMPLE, Route.VIEW, Route.SIMPLE_UNLESS_RANDOM
-_threads = threading.local()
 _new_op = tuple.__new__  # faster than Op(), which parses its arguments

@@ -24,7 +24,6 @@ from ..memory.records import Op, Operand, Origin, Value, View
 from ..memory.tensors import (
     EXACT_TYPES,
     PLAIN_TYPES,
-    alias,
     is_plain,
     nbytes_of,
     parts_of,
@@ -32,7 +31,7 @@ from ..memory.tensors import (
 )
 from ..memory.uncounted_writes import is_exposed
 from ..output_reuse import OutputReuse
-from ..retention import hold, keep, note_read, protect
+from ..retention import hold, hold_alias, hold_old_geometry, keep, note_read, protect
 
 __all__ = ["StorageTable", "base_of", "key_of"]
 
@@ -277,10 +276,7 @@ class StorageTable:
                 "checkpointed region that needs the old tensor; assign a copy (.clone()), or "
                 "before the region"
             )
-        with without_dispatch_modes(), with_version_counters():
-            held.tensor = tensor.detach().as_strided(
-                geometry.size, geometry.stride, geometry.offset
-            )
+        hold_old_geometry(held, geometry)
 
     def _renew(self, value: Value, tensor: Tensor) -> None:
         """Hold a value by the tensor that the program has.
@@ -333,7 +329,7 @@ class StorageTable:
             held = value.held
             if held is not None and sys.getrefcount(held.tensor) == _ONLY_HELD:
                 freed += nbytes_of(held.tensor)
-                held.tensor = alias(held.tensor)  # only this table refers to the leaf: release it
+                hold_alias(held)  # only this table refers to the leaf: release it
                 del self.parameters[address]
         for key in reversed(list(self.values)):  # the latest first: they refer to earlier ones
             value = self.values[key]

@@ -1,4 +1,4 @@
-"""What regions tell those who watch, against tracemalloc and against counting by hand."""
+"""What regions report to observers, against tracemalloc and against counting by hand."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_an_unwatched_segment_runs_ahead_without_a_tape() -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_watching_changes_neither_runs_nor_gradients(op) -> None:
+def test_a_profiler_changes_neither_runs_nor_gradients(op) -> None:
     runs = []
 
     def counted(x):
@@ -186,7 +186,7 @@ def test_watching_changes_neither_runs_nor_gradients(op) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-def test_randomness_is_replayed_while_somebody_watches() -> None:
+def test_randomness_is_replayed_with_a_profiler() -> None:
     def noisy(x):
         return x * np.random.normal(size=x.shape)
 
@@ -223,8 +223,8 @@ def test_what_was_told_is_taken_back_after_an_error() -> None:
     assert not tracemalloc.is_tracing()
 
 
-def test_what_goes_back_in_another_thread_is_told_to_those_who_watched() -> None:
-    """A observer of the first thread sees a way back that a second thread makes."""
+def test_what_goes_back_in_another_thread_is_reported_to_the_same_observers() -> None:
+    """An observer of the first thread sees a way back that a second thread makes."""
     with remat.CheckpointProfiler() as profiler:
         vjp, _ = autograd.make_vjp(lambda x: np.sum(remat.checkpoint(deep(np.sin), x)))(X)
         thread = threading.Thread(target=vjp, args=(1.0,))
@@ -463,7 +463,7 @@ def test_a_loop_inside_a_segment() -> None:
     assert held < 12
 
 
-def test_a_loop_shows_its_progress_while_somebody_watches(capfd) -> None:
+def test_a_loop_shows_its_progress_with_a_profiler(capfd) -> None:
     with remat.CheckpointProfiler() as profiler:
         remat.grad(
             lambda x: np.sum(
@@ -474,7 +474,7 @@ def test_a_loop_shows_its_progress_while_somebody_watches(capfd) -> None:
     assert profiler.checkpoint_count() == 1
 
 
-def test_a_long_loop_is_told_in_few_tales() -> None:
+def test_a_long_loop_sends_few_events() -> None:
     def loss(x):
         return np.sum(remat.checkpointed_while(lambda x: x[0] < 3000, lambda x: x + 1, x, 5)[0])
 

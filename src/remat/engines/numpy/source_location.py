@@ -1,4 +1,4 @@
-"""Where in the program an op was called."""
+"""Source locations: the line of the program that called an op."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import FrameType
 import autograd
 import numpy as np
 
-__all__ = ["place_of_caller"]
+__all__ = ["location_of_caller"]
 
 _LIBRARIES = tuple(
     str(folder / "_")[:-1]  # with the separator at its end
@@ -21,8 +21,8 @@ _LIBRARIES = tuple(
 )
 
 
-def place_of_caller() -> str:
+def location_of_caller() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "an unknown place"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "an unknown line"

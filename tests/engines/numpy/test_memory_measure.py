@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from remat.engines.numpy.weighing import held_elsewhere, memories, traced_memory
+from remat.engines.numpy.memory_measure import held_elsewhere, memories, traced_memory
 
 
 def test_views_stand_in_the_memory_of_their_array() -> None:

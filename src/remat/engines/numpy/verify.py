@@ -17,9 +17,9 @@ from ...segments import SegmentOptions
 from ...verification import Verification
 from .captures import capture
 from .fingerprints import fingerprint
-from .places import place_of_caller
 from .randomness import GENERATORS, GeneratorStates, Randomness
 from .segment import Segment, name_of
+from .source_location import location_of_caller
 from .steps import difference_of
 from .tape import is_differentiable, plain, record, refuse_boxes, refuse_changed, zeros_like
 
@@ -46,7 +46,7 @@ class _Log(list[_Op]):
     """What ops gave, in the order that they ran."""
 
     def __call__(self, name: str, value: Any) -> None:
-        self.append(_Op(name, fingerprint(plain(value)), place_of_caller()))
+        self.append(_Op(name, fingerprint(plain(value)), location_of_caller()))
 
 
 class _Outcome(NamedTuple):
@@ -54,7 +54,7 @@ class _Outcome(NamedTuple):
     gradients: list[Any]  # None for what is not differentiable
     numbers: dict[Any, Any]  # by place
     buffers: list[Any]
-    moment: GeneratorStates
+    random_state: GeneratorStates
 
 
 class _Trial:
@@ -82,16 +82,16 @@ class _Trial:
         self.ops, self.ops_again = _Log(), _Log()
 
     def verdict(self) -> Verification:
-        moment = self.randomness.snapshot()
+        random_state = self.randomness.snapshot()
         numbers, buffers = self.captures.numbers(), [b.copy() for b in self.captures.buffers]
         without = self._outcome(self._plainly, self.ops)
-        self._set_back(numbers, buffers, moment)
+        self._restore(numbers, buffers, random_state)
         try:
             with_checkpoint = self._outcome(self._checkpointed)
         except RecomputeMismatchError as error:
             raise RecomputeMismatchError(f"{error}{self._first_op()}") from error
         finally:
-            self._set_back(without.numbers, without.buffers, without.moment)
+            self._restore(without.numbers, without.buffers, without.random_state)
         for difference in self._differences(without, with_checkpoint):
             raise RecomputeMismatchError(
                 f"{self.name} is not the same with checkpointing: {difference}{self._first_op()}"
@@ -138,13 +138,13 @@ class _Trial:
         numbers, buffers = self.captures.numbers(), [b.copy() for b in self.captures.buffers]
         return _Outcome(output, gradients, numbers, buffers, self.randomness.snapshot())
 
-    def _set_back(
-        self, numbers: dict[Any, Any], buffers: list[Any], moment: GeneratorStates
+    def _restore(
+        self, numbers: dict[Any, Any], buffers: list[Any], random_state: GeneratorStates
     ) -> None:
         self.captures.put_numbers(numbers)
         for buffer, content in zip(self.captures.buffers, buffers, strict=True):
             buffer[...] = content
-        self.randomness.restore(moment)
+        self.randomness.restore(random_state)
 
     # -- what differs ----------------------------------------------------------------------------
 
@@ -166,7 +166,7 @@ class _Trial:
             words = difference_of(found, expected)
             if words:
                 yield f"an array that it closes over {words}: on NumPy the function is run twice"
-        source = self.randomness.difference(other.moment, one.moment)
+        source = self.randomness.difference(other.random_state, one.random_state)
         if source and self.options.preserve_rng_state:
             yield f"the random state of {source} is another one afterwards"
 

@@ -1,4 +1,4 @@
-"""How many bytes a piece of Python leaves behind, and which memory an array stands in."""
+"""Measures memory: the bytes that code allocates, and the memory that arrays share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def traced_memory() -> Iterator[Callable[[], int]]:
 
 
 def _start() -> bool:
-    """Say whether it is us who count: the program may be tracing for itself."""
+    """Return whether we have started tracemalloc; the program may have done so itself."""
     global _users  # noqa: PLW0603  (there is one tracemalloc for all threads)
     with _lock:
         ours = bool(_users) or not tracemalloc.is_tracing()
@@ -85,12 +85,12 @@ def _forget(place: int, gone: Any) -> None:
 
 
 def references(values: list[Any]) -> list[int]:
-    """Count who refers to each value: only good for comparing two counts."""
+    """Count the references to each value. Only differences of two counts mean anything."""
     return [sys.getrefcount(values[i]) for i in range(len(values))]
 
 
 def held_elsewhere(values: list[Any]) -> list[bool]:
-    """Tell of each array in a list whether somebody else refers to it, or to its memory.
+    """Return for each array in a list whether there are other references to it, or to its memory.
 
     A tape may hold the results of a call (tanh computes its slope from them) or not (sin does
     not), and their bytes are counted once either way.

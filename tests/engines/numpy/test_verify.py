@@ -174,7 +174,7 @@ def _set_state(source, state) -> None:
 
 def test_without_preserving_the_random_state_the_op_is_named() -> None:
     with pytest.raises(
-        remat.RecomputeMismatchError, match=r"op 0, multiply at .*verifying\.py:\d+"
+        remat.RecomputeMismatchError, match=r"op 0, multiply at .*test_verify\.py:\d+"
     ):
         remat.verify(draws_from_numpy, X, preserve_rng_state=False)
     assert not remat.verify(layer, X, preserve_rng_state=False).random_state

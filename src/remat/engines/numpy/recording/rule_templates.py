@@ -1,9 +1,9 @@
-"""Derivative rules without the arrays that they hold.
+"""Templates of derivative rules: the rules without the arrays that they hold.
 
 A rule of autograd is a closure: `lambda g: g * y` holds `y`. To drop `y` and have it computed
-again, the closure is copied with a slot in the place of `y`, and copied once more with `y` in it
-when backward comes. Whatever else it holds (shapes, numbers that were computed from `y`) stays what
-it was. The original is never changed: others may share its cells.
+again, the closure is copied with a placeholder for `y`, and copied once more with `y` in backward.
+Whatever else it holds (shapes, numbers that were computed from `y`) stays what it was. The original
+is never changed: other closures may share its cells.
 
 A closure that holds arrays which are no operands, or in a way that is not understood, is made anew
 in backward, from all operands and the result.
@@ -19,7 +19,7 @@ from autograd.core import VSpace
 
 from .constants import SMALL
 
-__all__ = ["NotUnderstoodError", "Slot", "filled", "hollow", "operands_in"]
+__all__ = ["NotUnderstoodError", "Placeholder", "filled", "operands_in", "template_of"]
 
 _ATOMS = (
     *(bool, int, float, complex, str, bytes, type(None), slice, type(...), type, range),
@@ -31,14 +31,14 @@ class NotUnderstoodError(Exception):
     """A rule holds something that may hold arrays."""
 
 
-class Slot(NamedTuple):
-    """Stands for an operand or a result in a hollow rule."""
+class Placeholder(NamedTuple):
+    """Stands for an operand or a result in a template."""
 
     operand: Any
 
 
 class _Closure(NamedTuple):
-    """A function whose cells hold slots."""
+    """A function whose cells hold placeholders."""
 
     # Its parts, not the function itself: that would hold the arrays.
     code: Any
@@ -54,8 +54,8 @@ class _Cell(NamedTuple):
     content: Any
 
 
-def hollow(rule: Any, operands: dict[int, Any]) -> Any:
-    """Return a rule with slots in place of `operands`, which are given by the ids of arrays.
+def template_of(rule: Any, operands: dict[int, Any]) -> Any:
+    """Return a rule with placeholders for `operands`, which are given by the ids of arrays.
 
     Raises:
         NotUnderstoodError: It holds other arrays, or something that is not understood.
@@ -66,7 +66,7 @@ def hollow(rule: Any, operands: dict[int, Any]) -> Any:
 def _emptied(value: Any, operands: dict[int, Any], seen: dict[int, Any]) -> Any:
     kind = type(value)
     if kind is np.ndarray or (kind in (tuple, list) and id(value) in operands):
-        return _slot(value, operands)
+        return _placeholder(value, operands)
     if kind is FunctionType:
         return _closure(value, operands, seen)
     if kind is list or kind is dict:  # which the program may change later: always a copy
@@ -88,9 +88,9 @@ def _has_state(value: Any) -> bool:
     return getattr(value, "__self__", None) is not None and not isinstance(value.__self__, type(np))
 
 
-def _slot(array: Any, operands: dict[int, Any]) -> Any:
+def _placeholder(array: Any, operands: dict[int, Any]) -> Any:
     if id(array) in operands:
-        return Slot(operands[id(array)])
+        return Placeholder(operands[id(array)])
     if array.nbytes > SMALL or array.base is not None:
         raise NotUnderstoodError("an array of its own")
     return array
@@ -138,10 +138,10 @@ def _emptied_function(
 
 
 def filled(template: Any, get: Any, cells: dict[int, Any] | None = None) -> Any:
-    """Return a hollow rule with what `get(operand)` returns in its slots."""
+    """Return a rule from its template; `get(operand)` returns what its placeholders stand for."""
     kind = type(template)
     cells = {} if cells is None else cells
-    if kind is Slot:
+    if kind is Placeholder:
         return get(template.operand)
     if kind is _Closure:
         return _filled_closure(template, get, cells)
@@ -168,7 +168,7 @@ def _filled_closure(template: _Closure, get: Any, cells: dict[int, Any]) -> Any:
 
 
 def operands_in(template: Any) -> list[Any]:
-    """Return the operands that a hollow rule has slots for, each once."""
+    """Return the operands that a template has placeholders for, each once."""
     found: dict[int, Any] = {}
     filled(template, lambda operand: found.setdefault(id(operand), operand))
     return list(found.values())

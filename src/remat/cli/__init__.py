@@ -1,0 +1,5 @@
+"""The command line: arguments -> public API -> text. One file for each command."""
+
+from .entry import main
+
+__all__ = ["main"]

@@ -1,0 +1,7 @@
+"""`python -m remat.cli` is the command line, too."""
+
+import sys
+
+from .entry import main
+
+sys.exit(main())
