@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 from weakref import ref
 
@@ -62,6 +63,23 @@ class Budget:
         """Return whether there is a pass to keep within a budget: gradients, and no region yet."""
         recorder = recorder_of_this_thread()
         return torch.is_grad_enabled() and not recorder.opened and changing_mode() is None
+
+    def why_not(self) -> str:
+        """Return what keeps a pass with gradients from having a budget of its own, or ""."""
+        if not torch.is_grad_enabled():
+            return ""
+        if recorder_of_this_thread().opened:
+            return (
+                "it is inside of a checkpointed region, scope or manager, which decides what is "
+                "held; call it outside of them, or leave the budget to a CheckpointManager"
+            )
+        mode = changing_mode()
+        return "" if mode is None else why_it_counts(mode)
+
+    @property
+    def position(self) -> int:
+        """The number of ops that the pass has run so far; 0 outside of a pass."""
+        return 0 if self._pass is None else len(self._pass.tracer)
 
     def begin(self, *, meters_backward: bool = False) -> None:
         refuse_transforms()
@@ -226,7 +244,10 @@ class _Accumulated:
 
 
 def run_within(
-    budget: Budget, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    budget: Budget,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
     """Call a function as a pass within a budget, if there is a graph to be made."""
     if not budget.can_begin():
