@@ -1,4 +1,4 @@
-"""`CheckpointProfiler` around passes that a budget manages: it sees what they hold and recompute."""
+"""`CheckpointProfiler` around passes under a budget: it sees what they hold and recompute."""
 
 from __future__ import annotations
 
