@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -139,8 +140,117 @@ def test_random_numbers_are_drawn_again_as_they_were() -> None:
         (lambda f: f(np.sin, X), TypeError, "functions is a list or .*, got ufunc"),
         (lambda f: f([np.sin, 3], X), TypeError, r"functions\[1\] is no function, got 3"),
         (lambda f: f([np.sin], X, use_reentrant=True), ValueError, "use_reentrant=True is not"),
+        (lambda f: f([np.sin], X, memory_budget=0), ValueError, "memory_budget is 0"),
+        (lambda f: f([np.sin], X, memory_budget=-5), ValueError, "memory_budget .*-5"),
+        (lambda f: f([np.sin], X, memory_budget="much"), ValueError, "memory_budget .*much"),
+        (lambda f: f([np.sin], X, memory_budget=1.5), ValueError, "memory_budget .*1.5"),
+        (lambda f: f([np.sin], X, memory_budget=True), TypeError, "memory_budget .*True"),
+        (
+            lambda f: f([np.sin], X, segments=1, memory_budget="1MB"),
+            ValueError,
+            "segments or memory_budget, not both; got segments=1",
+        ),
+        (
+            lambda f: f([np.sin], X, preserve_rng_state=False, memory_budget="1MB"),
+            ValueError,
+            "preserve_rng_state=False goes with segments",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(call, kind, message) -> None:
     with pytest.raises(kind, match=message):
         call(remat.checkpoint_sequential)
+
+
+# -- within a budget -------------------------------------------------------------------------------
+
+LARGE = np.linspace(0.1, 1.0, 131_072)  # 1 MB
+
+
+def unlike_layers(W) -> list:
+    """Layers of 1 to 8 ops; the second half is on half as many numbers."""
+    half = len(LARGE) // 2
+    full = [
+        lambda x: np.tanh(x * W),
+        np.sin,
+        lambda x: np.exp(-np.sqrt(x * x + 1.0)) * np.cos(x),
+        lambda x: np.tanh(np.sin(x * W) * np.cos(x) + np.exp(-x * x)),
+    ]
+    halves = [
+        np.tanh,
+        lambda x: np.sin(x) * np.exp(x) / (1.0 + x * x),
+        lambda x: np.cos(x * W[:half]),
+    ]
+    return [*full, *full, lambda x: x[:half] * x[half:], *halves, *halves]
+
+
+def plain_gradient():
+    return remat.grad(lambda W: np.sum(by_hand(unlike_layers(W), LARGE)))(LARGE)
+
+
+@pytest.mark.parametrize("budget", ["12MB", 0.6, 14_000_000, 1.0])
+def test_the_bits_of_plain_gradients_within_a_budget(budget) -> None:
+    def f(W):
+        return np.sum(remat.checkpoint_sequential(unlike_layers(W), LARGE, memory_budget=budget))
+
+    expected = plain_gradient()
+    for _ in range(3):
+        np.testing.assert_array_equal(remat.grad(f)(LARGE), expected)
+
+
+@pytest.mark.parametrize("budget", [10_000_000, 14_000_000])
+def test_memory_stays_within_the_budget(budget) -> None:
+    def f(W):
+        return np.sum(remat.checkpoint_sequential(unlike_layers(W), LARGE, memory_budget=budget))
+
+    remat.grad(f)(LARGE)
+    own = 2 * LARGE.nbytes  # the gradient of W and one part of it, which are no activations
+    tracemalloc.start()
+    try:
+        remat.grad(f)(LARGE)
+        within = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        plain_gradient()
+        plain = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert within - own <= 1.05 * budget < plain - own
+
+
+def test_a_budget_that_is_too_small_says_which_is_not() -> None:
+    def f(W, budget):
+        return np.sum(remat.checkpoint_sequential(unlike_layers(W), LARGE, memory_budget=budget))
+
+    with pytest.raises(
+        remat.BudgetTooSmallError, match="chain of 15 layers needs at least"
+    ) as info:
+        remat.grad(lambda W: f(W, "1MB"))(LARGE)
+    smallest = info.value.smallest
+    assert str(smallest) in str(info.value)
+    np.testing.assert_array_equal(remat.grad(lambda W: f(W, smallest))(LARGE), plain_gradient())
+    with pytest.raises(remat.BudgetTooSmallError):
+        remat.grad(lambda W: f(W, int(0.9 * smallest)))(LARGE)
+
+
+def test_a_budget_needs_no_gradient() -> None:
+    layers = unlike_layers(LARGE)
+    found = remat.checkpoint_sequential(layers, LARGE, memory_budget="1MB")
+    np.testing.assert_array_equal(found, by_hand(layers, LARGE))
+    assert remat.checkpoint_sequential([], X, memory_budget="1MB") is X
+
+
+def test_layers_run_once_within_a_budget() -> None:
+    layers, calls = counting_layers(6)
+    for _ in range(2):
+        calls.clear()
+        remat.grad(lambda x: np.sum(remat.checkpoint_sequential(layers, x, memory_budget=0.7)))(X)
+        assert calls == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_budget_inside_of_another_one_is_ignored_with_a_warning() -> None:
+    def f(x):
+        return np.sum(remat.checkpoint_sequential([np.sin, np.exp], x, memory_budget="1MB"))
+
+    with pytest.warns(remat.RematWarning, match="memory_budget of checkpoint_sequential is ignor"):
+        found = remat.grad(f, memory_budget="1MB")(X)
+    np.testing.assert_array_equal(found, remat.grad(lambda x: np.sum(np.exp(np.sin(x))))(X))

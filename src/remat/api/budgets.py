@@ -17,7 +17,7 @@ from ..reports.budget import BudgetReport
 from ..sizes import format_bytes, parse_budget
 from .scopes import CheckpointNode, CheckpointScope
 
-__all__ = ["CheckpointManager", "GradientBudget", "auto_checkpoint"]
+__all__ = ["CheckpointManager", "GradientBudget", "auto_checkpoint", "check_memory_budget"]
 
 M = TypeVar("M")
 
@@ -54,7 +54,7 @@ def auto_checkpoint(model: M, memory_budget: int | float | str | None) -> M:
     ...     model(torch.ones(512, 64)).sum().backward()
     """
     if memory_budget is not None:
-        _check_budget(memory_budget, "memory_budget")
+        check_memory_budget(memory_budget, "memory_budget")
     result: M = engine_with_scopes().set_budget(model, memory_budget, _plan_trace)
     return result
 
@@ -64,7 +64,7 @@ class GradientBudget:
 
     def __init__(self, memory_budget: int | float | str | None) -> None:
         if memory_budget is not None:
-            _check_budget(memory_budget, "memory_budget")
+            check_memory_budget(memory_budget, "memory_budget")
         self._amount = memory_budget
         self._budgets: dict[str, Any] = {}  # by engine
 
@@ -126,7 +126,7 @@ class CheckpointManager:
         if max_memory_mb is not None and (not _is_number(max_memory_mb) or max_memory_mb <= 0):
             raise ValueError(f"max_memory_mb is a positive number, got {max_memory_mb!r}")
         if memory_budget is not None:
-            _check_budget(memory_budget, "memory_budget")
+            check_memory_budget(memory_budget, "memory_budget")
         if auto_checkpoint and max_memory_mb is None and memory_budget is None:
             raise ValueError(
                 "a manager needs a budget: give max_memory_mb or memory_budget, or pass "
@@ -295,7 +295,8 @@ def _nbytes(array: Any) -> int:
     return int(array.nbytes)
 
 
-def _check_budget(value: Any, name: str) -> None:
+def check_memory_budget(value: Any, name: str) -> None:
+    """Refuse what is no budget, by the name of the argument."""
     if isinstance(value, int) and not isinstance(value, bool) and value == 0:
         raise ValueError(f"{name} is 0: nothing can be held; give at least some bytes")
     parse_budget(value, whole=1, name=name)

@@ -10,6 +10,8 @@ from typing import Any, overload
 
 from ..schedules.check import whole_number
 from ..segments import SegmentOptions
+from .budgets import check_memory_budget
+from .layer_budgets import run_layers_within
 from .segments import check_option, refuse_reentrant, run_segment
 
 __all__ = ["checkpoint_sequential"]
@@ -24,6 +26,7 @@ def checkpoint_sequential(
     /,
     *,
     segments: int | None = None,
+    memory_budget: int | float | str | None = None,
     preserve_rng_state: bool = True,
     use_reentrant: bool | None = None,
 ) -> Any: ...
@@ -43,6 +46,7 @@ def checkpoint_sequential(
     *,
     input: Any,
     segments: int | None = None,
+    memory_budget: int | float | str | None = None,
     preserve_rng_state: bool = True,
     use_reentrant: bool | None = None,
 ) -> Any: ...
@@ -51,6 +55,7 @@ def checkpoint_sequential(
     *args: Any,
     input: Any = _MISSING,
     segments: int | None = None,
+    memory_budget: int | float | str | None = None,
     preserve_rng_state: bool = True,
     use_reentrant: bool | None = None,
 ) -> Any:
@@ -59,6 +64,10 @@ def checkpoint_sequential(
     Each segment but the last keeps its input and drops its activations, as `checkpoint` does.
     Backward needs the last segment first, so dropping its activations would save nothing.
 
+    With a `memory_budget` instead of segments, the first pass measures what layers hold and how
+    long they take; from then on a plan is followed that recomputes as little as the budget allows.
+    It never takes more time than the best plan over whole layers of unlike size and cost.
+
     Args:
         functions: A list of layers, or an `nn.Sequential`. Each gets the output of the one before
             as a single argument, also if it is a tuple, as in `nn.Sequential`.
@@ -66,8 +75,15 @@ def checkpoint_sequential(
         input: The input, as a keyword.
         segments: The number of segments, which differ by at most one layer. Default: about the
             square root of the number of layers.
+        memory_budget: The peak bytes that the layers may hold above the level at which they began,
+            forward and backward, the parameters' own `.grad` aside: an int, text such as "2GB", or
+            a float in (0, 1] as the fraction of what a plain pass would hold.
         preserve_rng_state: Backward draws the same random numbers again.
         use_reentrant: False is accepted, as in torch. True is a ValueError.
+
+    Raises:
+        BudgetTooSmallError: At the end of the first forward pass, if no plan fits `memory_budget`.
+            It says which budget does.
 
     >>> import numpy as np
     >>> import remat
@@ -85,6 +101,9 @@ def checkpoint_sequential(
     check_option("preserve_rng_state", preserve_rng_state)
     input, segments = _input_and_segments(args, input, segments)
     layers = _checked(functions)
+    if memory_budget is not None:
+        _check_budget(memory_budget, segments, preserve_rng_state=preserve_rng_state)
+        return run_layers_within(memory_budget, layers, input)
     if segments is None:
         parts = _default(len(layers))
     else:
@@ -113,6 +132,17 @@ def _input_and_segments(
             + ("" if segments is None else " and segments=")
         )
     return by_position[0], segments
+
+
+def _check_budget(memory_budget: Any, segments: int | None, *, preserve_rng_state: bool) -> None:
+    check_memory_budget(memory_budget, "memory_budget")
+    if segments is not None:
+        raise ValueError(f"give segments or memory_budget, not both; got segments={segments!r}")
+    if not preserve_rng_state:
+        raise ValueError(
+            "preserve_rng_state=False goes with segments; within a memory_budget random numbers "
+            "are always drawn again as they were"
+        )
 
 
 def _run(layers: list[Callable[[Any], Any]], value: Any) -> Any:

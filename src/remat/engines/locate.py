@@ -89,6 +89,9 @@ class ScopeEngine(Protocol):
     def Budget(self, budget: int | float | str, planner: Any, *, share: float = 1.0) -> Any:
         """Return what keeps passes within a budget; `planner` makes plans of traces."""
 
+    def run_within(self, budget: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Call a function as a pass, or a part of one, within a budget."""
+
     def enter_budget(self, budget: Any) -> None:
         """Begin passes within a budget; `budget.end()` ends them."""
 

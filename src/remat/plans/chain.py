@@ -22,7 +22,7 @@ import numpy as np
 from ..errors import BudgetTooSmallError
 from ..sizes import format_bytes, parse_bytes
 
-__all__ = ["ChainLayer", "ChainPlan", "Segment", "plan_chain"]
+__all__ = ["ChainLayer", "ChainPlan", "Segment", "plan_chain", "smallest_chain"]
 
 _BUCKETS = 500
 
@@ -88,11 +88,23 @@ def plan_chain(layers: Sequence[ChainLayer], memory_budget: int | str) -> ChainP
         need = least.need(0)
         raise BudgetTooSmallError(
             f"this chain of {len(layers)} layers needs at least {need} bytes "
-            f"({format_bytes(need)}) whatever is recomputed, got memory_budget={memory_budget!r}"
+            f"({format_bytes(need)}) whatever is recomputed, got memory_budget={memory_budget!r}",
+            smallest=need,
         )
     steps = _Programme(chain, budget).steps()
     if steps is None:  # it fits, but not in whole buckets
         steps = least.steps()
+    return ChainPlan(steps, chain.peak(steps), chain.extra_seconds(steps))
+
+
+def smallest_chain(layers: Sequence[ChainLayer]) -> ChainPlan:
+    """Return the plan with the smallest peak, whatever is recomputed.
+
+    >>> smallest_chain([ChainLayer(1.0, 10, 10) for _ in range(4)]).peak_bytes
+    40
+    """
+    chain = _Chain(layers)
+    steps = _Least(chain).steps()
     return ChainPlan(steps, chain.peak(steps), chain.extra_seconds(steps))
 
 

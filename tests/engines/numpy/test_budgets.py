@@ -114,6 +114,20 @@ def test_a_report_tells_what_was_planned_and_measured() -> None:
     assert "test_budgets.py" in remat.memory_report(steps, LARGE).text()
 
 
+def test_a_profiler_sees_what_a_budget_holds_and_recomputes() -> None:
+    manager = remat.CheckpointManager(memory_budget=0.6)
+    with manager:
+        remat.grad(steps)(LARGE)
+        with remat.CheckpointProfiler() as profiler:
+            remat.grad(steps)(LARGE)
+    record = manager.last_pass
+    assert profiler.checkpoint_count() == 1
+    assert profiler.regions[0].ops == record.recomputed_ops > 0
+    assert profiler.recompute_seconds() == record.recompute_seconds
+    assert profiler.regions[0].plain_bytes == record.trace.saved_bytes
+    assert profiler.memory_saved() > 0
+
+
 def test_a_frontier_goes_from_little_to_plain() -> None:
     curve = remat.frontier(steps, LARGE)
     assert curve.points[0].peak_bytes < 0.6 * curve.plain_peak_bytes

@@ -67,6 +67,16 @@ def test_the_budget_is_kept_from_the_first_pass_on(share) -> None:
     assert max(peaks[1:]) <= 1.05
 
 
+@pytest.mark.parametrize("last", [nn.ReLU(inplace=True), nn.ELU(inplace=True), nn.Sigmoid()])
+def test_a_large_budget_keeps_what_the_last_op_saves_of_itself(last) -> None:
+    model = remat.auto_checkpoint(nn.Sequential(nn.Linear(8, 8), last), memory_budget=1.0)
+    for _ in range(2):
+        model(torch.ones(4, 8)).sum().backward()
+    record = model.forward.budget.last
+    assert record.recomputed_ops == 0
+    assert len(record.trace.ops) - 1 in [n for n, op in enumerate(record.trace.ops) if op.saves]
+
+
 def test_a_smaller_budget_holds_less_and_recomputes_more() -> None:
     found = []
     for budget in (0.9, 0.6):

@@ -18,7 +18,7 @@ from .recording.planned import PlannedRegion
 from .recording.region import close_region, threads
 from .tape import Recording, is_differentiable, is_tracing, record, zeros_like
 
-__all__ = ["Budget", "enter_budget", "record_trace", "record_within", "set_budget"]
+__all__ = ["Budget", "enter_budget", "record_trace", "record_within", "run_within", "set_budget"]
 
 _MANY = 32  # plans that are remembered
 Planner = Callable[[Trace, int], Plan]
@@ -41,6 +41,7 @@ class Budget:
         self._planner = planner
         self._share = share  # of it that is planned for
         self._before: list[Budget | None] = []
+        self._region: PlannedRegion | None = None  # of the part of a pass that runs
         self.planned: list[Planned] = []  # the one that ran last comes first
         self.last: PassRecord | None = None
 
@@ -55,11 +56,45 @@ class Budget:
         if self._before:
             _threads.budget = self._before.pop()
 
+    def can_begin(self) -> bool:
+        """Return whether there is a part of a pass to keep within a budget."""
+        return is_tracing() and threads.region is None
+
+    def why_not(self) -> str:
+        """Return what keeps a part of a pass from having a budget of its own, or ""."""
+        if not is_tracing() or threads.region is None:
+            return ""
+        return (
+            "it is inside of a scope, a checkpointed region or a gradient with a budget, which "
+            "decides what is held; call it outside of them"
+        )
+
+    @property
+    def position(self) -> int:
+        """The number of ops that the part of a pass has run so far; 0 outside of it."""
+        return 0 if self._region is None else len(self._region.tracer)
+
     # -- a pass ------------------------------------------------------------------------------------
 
     def record(self, run: Run, inputs: Sequence[Any], wanted: Sequence[bool]) -> BudgetedRecording:
         """Record a function as one region, and plan it if it has no plan."""
         region, recording = _record_region(run, inputs, wanted, self.planned)
+        return BudgetedRecording(self, recording, region, self._obeyed(region))
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Call a function as one region of the pass that is being recorded."""
+        with _inside(PlannedRegion(self.planned)) as region:
+            self._region = region
+            try:
+                result = function(*args)
+            finally:
+                self._region = None
+        region.tracer.is_forward = False
+        self._obeyed(region)
+        return result
+
+    def _obeyed(self, region: PlannedRegion) -> Planned:
+        """Return the plan that a region has followed, or one that it follows from now on."""
         follower = region.follower
         planned = follower.current if region.follows and follower.is_complete else None
         if planned is None:
@@ -67,7 +102,7 @@ class Budget:
             planned = self._plan(region)
             region.catch_up(planned.plan)
         region.obey(planned.plan)
-        return BudgetedRecording(self, recording, region, planned)
+        return planned
 
     def _plan(self, region: PlannedRegion) -> Planned:
         tracer = region.tracer
@@ -170,6 +205,11 @@ def record_within(run: Run, inputs: Sequence[Any], wanted: Sequence[bool]) -> An
     if budget is None or is_tracing():
         return record(run, inputs, wanted)
     return budget.record(run, inputs, wanted)
+
+
+def run_within(budget: Budget, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Call a function within a budget, if it is a part of what is being differentiated."""
+    return budget.run(function, args) if budget.can_begin() else function(*args)
 
 
 def enter_budget(budget: Budget) -> None:

@@ -2,7 +2,7 @@
 
 from .arrays import TorchArrays
 from .budget.forward import set_budget
-from .budget.manager import Budget, enter_budget
+from .budget.manager import Budget, enter_budget, run_within
 from .budget.recording import record_trace
 from .diagnostics.allocations import track_allocations
 from .diagnostics.verify import verify
@@ -33,6 +33,7 @@ __all__ = [
     "run_loop",
     "run_segment",
     "run_while",
+    "run_within",
     "set_budget",
     "track_allocations",
     "value_and_grad",

@@ -1,7 +1,8 @@
 """Ranks that train together follow the same plan.
 
-A plan depends on the program, the budget and the seconds that ops take. Only the seconds differ
-from rank to rank, so ranks that run the same program take those of the rank that asks first. They
+A plan depends on the program, the budget, the seconds that ops take, and on how far measured peaks
+lie above predicted ones. Only these numbers differ from rank to rank, so ranks that run the same
+program take those of the rank that asks first. They
 come through the key-value store of the process group and not by a collective: ranks with other
 shapes may plan at another time, and nobody waits for them.
 """
@@ -15,7 +16,7 @@ from typing import Any
 
 from ..backend import process_group_store
 
-__all__ = ["agreed_seconds", "is_shared"]
+__all__ = ["agreed_bytes", "agreed_seconds", "is_shared"]
 
 
 def is_shared() -> bool:
@@ -25,13 +26,22 @@ def is_shared() -> bool:
 
 def agreed_seconds(keys: Sequence[Any], seconds: list[float], *, passes: int) -> list[float]:
     """Return the seconds of the ops of a program that all ranks plan with."""
+    return _agreed(keys, str(passes), seconds)
+
+
+def agreed_bytes(keys: Sequence[Any], nbytes: int, *, passes: int) -> int:
+    """Return the bytes that all ranks reserve for a program after so many passes."""
+    return int(_agreed(keys, f"{passes}/reserved", [nbytes])[0])
+
+
+def _agreed(keys: Sequence[Any], about: str, numbers: list[float]) -> list[float]:
     store = process_group_store()
     if store is None:
-        return seconds
+        return numbers
     program = repr([(str(func), [list(s) for s in shapes], made) for func, shapes, made in keys])
-    name = f"remat/{hashlib.sha256(program.encode()).hexdigest()}/{passes}"
+    name = f"remat/{hashlib.sha256(program.encode()).hexdigest()}/{about}"
     if store.add(f"{name}/claimed", 1) == 1:
-        store.set(name, json.dumps(seconds))
-        return seconds
+        store.set(name, json.dumps(numbers))
+        return numbers
     agreed: list[float] = json.loads(store.get(name))
     return agreed

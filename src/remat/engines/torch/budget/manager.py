@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 from weakref import ref
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ....errors import BudgetTooSmallError, UnsupportedError
+from ....observers import warn_once
 from ....plans import PassRecord, Plan, Trace
 from ....plans.following import Follower, Planned
 from ....sizes import format_bytes, parse_budget
@@ -20,7 +22,7 @@ from ..modes import changing_mode, why_it_counts
 from ..recording.recorder import Recorder
 from ..recording.threads import recorder_of_this_thread
 from ..segment import refuse_transforms
-from .agreement import agreed_seconds
+from .agreement import agreed_bytes, agreed_seconds
 from .passes import BudgetedPass, PassRegion
 
 __all__ = ["Budget", "Planner", "enter_budget", "run_within"]
@@ -30,6 +32,7 @@ _FORWARD_SHARE = (
     0.7  # of the budget is what an unplanned forward pass may hold: backward needs room
 )
 _REFINED = 1  # passes after which a plan is made again, with seconds of warm kernels
+_CORRECTED = 3  # passes after which measured peaks are no longer compared with predicted ones
 _MANY = 32  # plans that are remembered
 
 
@@ -63,6 +66,23 @@ class Budget:
         """Return whether there is a pass to keep within a budget: gradients, and no region yet."""
         recorder = recorder_of_this_thread()
         return torch.is_grad_enabled() and not recorder.opened and changing_mode() is None
+
+    def why_not(self) -> str:
+        """Return what keeps a pass with gradients from having a budget of its own, or ""."""
+        if not torch.is_grad_enabled():
+            return ""
+        if recorder_of_this_thread().opened:
+            return (
+                "it is inside of a checkpointed region, scope or manager, which decides what is "
+                "held; call it outside of them, or leave the budget to a CheckpointManager"
+            )
+        mode = changing_mode()
+        return "" if mode is None else why_it_counts(mode)
+
+    @property
+    def position(self) -> int:
+        """The number of ops that the pass has run so far; 0 outside of a pass."""
+        return 0 if self._pass is None else len(self._pass.tracer)
 
     def begin(self, *, meters_backward: bool = False) -> None:
         refuse_transforms()
@@ -138,7 +158,14 @@ class Budget:
             self._plan(ended)
 
     def backward_ended(self, ended: BudgetedPass) -> None:
-        self._report(ended)
+        followed = ended.follower.current
+        if followed is not None and ended.follows and ended.follower.is_complete:
+            self._report(ended, followed)
+            self._correct(ended, followed)
+        else:
+            planned = next((p for p in self.planned if p.keys == ended.tracer.keys), None)
+            if planned is not None:
+                self._report(ended, planned)
         ended.forget_stages()
         if ended is self._pass:
             self.restart()
@@ -150,16 +177,23 @@ class Budget:
         seconds = agreed_seconds(tracer.keys, tracer.seconds, passes=0)
         self._remember(tracer.keys, tracer.trace(seconds), seconds)
 
-    def _remember(self, keys: Any, trace: Trace, seconds: list[float]) -> None:
-        plan = self._plan_trace(trace)
-        known = [planned for planned in self.planned if planned.keys != keys]
-        self.planned[:] = [Planned(keys, trace, plan, seconds), *known][:_MANY]
+    def _remember(
+        self, keys: Any, trace: Trace, seconds: list[float], reserved: int = 0
+    ) -> Planned:
+        planned = Planned(keys, trace, self._plan_trace(trace, reserved), seconds)
+        planned.reserved = reserved
+        known = [other for other in self.planned if other.keys != keys]
+        self.planned[:] = [planned, *known][:_MANY]
+        return planned
 
-    def _plan_trace(self, trace: Trace) -> Plan:
+    def _plan_trace(self, trace: Trace, reserved: int = 0) -> Plan:
         budget = self._bytes(trace.plain_peak)
         try:
-            return self._planner(trace, int(budget * self._share))
+            return self._planner(trace, max(1, int(budget * self._share) - reserved))
         except BudgetTooSmallError as error:
+            if reserved and error.smallest is not None:
+                _warn_of_more(trace, budget, error.smallest, reserved)
+                return self._planner(trace, error.smallest)
             raise self._too_small(error, budget) from None
 
     def _too_small(self, error: BudgetTooSmallError, budget: int) -> BudgetTooSmallError:
@@ -182,23 +216,49 @@ class Budget:
             # The first pass was cold: kernels were loaded, memory was new.
             seconds = list(map(min, planned.seconds, ended.tracer.seconds))
             seconds = agreed_seconds(planned.keys, seconds, passes=planned.passes)
-            self._remember(planned.keys, ended.tracer.trace(seconds), seconds)
-            self.planned[0].passes = planned.passes
+            trace = ended.tracer.trace(seconds)
+            again = self._remember(planned.keys, trace, seconds, planned.reserved)
+            again.passes = planned.passes
 
-    def _report(self, ended: BudgetedPass) -> None:
-        planned = next((p for p in self.planned if p.keys == ended.tracer.keys), None)
-        if planned is not None:
-            self.last = PassRecord(
-                planned.trace,
-                planned.plan,
-                self._bytes(planned.trace.plain_peak),
-                ended.meter.peak,
-                self.meters_backward,
-                ended.recompute_seconds,
-                ended.recomputed_ops,
-                ended.follows,
-                tuple(ended.meter.curve),
-            )
+    def _correct(self, ended: BudgetedPass, followed: Planned) -> None:
+        """Plan for less if a pass took more than its plan says, and more than the budget.
+
+        What the backward of an op allocates for itself is not in the trace.
+        """
+        planned = next((p for p in self.planned if p.keys == followed.keys), None)
+        if planned is None or planned.passes > _CORRECTED:
+            return
+        excess = ended.meter.peak - followed.plan.peak_bytes
+        is_kept = ended.meter.peak <= self._bytes(followed.trace.plain_peak)
+        reserved = planned.reserved if is_kept else max(planned.reserved, excess)
+        reserved = agreed_bytes(planned.keys, reserved, passes=planned.passes)
+        if reserved > planned.reserved:
+            again = self._remember(planned.keys, planned.trace, planned.seconds, reserved)
+            again.passes = planned.passes
+
+    def _report(self, ended: BudgetedPass, planned: Planned) -> None:
+        self.last = PassRecord(
+            planned.trace,
+            planned.plan,
+            self._bytes(planned.trace.plain_peak),
+            ended.meter.peak,
+            self.meters_backward,
+            ended.recompute_seconds,
+            ended.recomputed_ops,
+            ended.follows,
+            tuple(ended.meter.curve),
+        )
+
+
+def _warn_of_more(trace: Trace, budget: int, smallest: int, reserved: int) -> None:
+    needed = smallest + reserved
+    warn_once(
+        ("budget exceeded", trace.signature, budget),
+        f"a pass takes {reserved} bytes ({format_bytes(reserved)}) more than its ops show, so it "
+        f"does not fit into the budget of {format_bytes(budget)} whatever is recomputed: it takes "
+        f"{format_bytes(needed)}. Likely a custom backward allocates memory; give at least "
+        f"{needed} bytes, or let that backward allocate less",
+    )
 
 
 def enter_budget(budget: Budget) -> None:
@@ -227,7 +287,10 @@ class _Accumulated:
 
 
 def run_within(
-    budget: Budget, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    budget: Budget,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
     """Call a function as a pass within a budget, if there is a graph to be made."""
     if not budget.can_begin():

@@ -15,6 +15,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from ....observers import observers
 from ....plans.following import Follower
 from ..backend import current_graph_task, queue_callback
 from ..memory.records import Op, Operand, Origin, Value
@@ -25,6 +26,7 @@ from ..retention import hold
 from .agreement import is_shared
 from .eviction import Evictor
 from .meter import StorageMeter
+from .profiling import ObservedNodeTensor, PassAccounting
 from .tracer import Tracer, key_of
 
 __all__ = ["BudgetedPass", "Owner", "PassRegion"]
@@ -103,13 +105,18 @@ class BudgetedPass:
         self._stage_bytes = 0
         self._held_on: dict[int, list[ref[Value]]] = {}
         self._is_forward = True
+        self._accounting: PassAccounting | None = None  # if profilers track when the first op runs
         self._task = -1  # the backward pass whose end it waits for
 
     # -- forward -----------------------------------------------------------------------------------
 
     def ran(self, op: Op, made: list[tuple[Value, Tensor]], seconds: float) -> None:
         number = len(self.tracer)
+        if number == 0:
+            self._begin_accounting()
         self.tracer.ran(op, made, seconds)
+        if self._accounting is not None:
+            self._accounting.ran(op, made, seconds)
         if self._is_shared:
             seconds = _nominal_seconds(made)
         self._evictor.ran(op.number, seconds)
@@ -169,16 +176,27 @@ class BudgetedPass:
             self._stage, self._stage_bytes = max(self._stages, default=-1) + 1, 0
         return self._stage
 
-    def make_saved(self, operand: Operand, region: Region) -> NodeTensor:
+    def make_saved(self, operand: Operand, region: Region) -> NodeTensor | ObservedNodeTensor:
         value = operand if type(operand) is Value else operand.value
         node = self.tracer.saved_for(value) if value.is_external else self._node
+        if node <= 0:
+            self._begin_accounting()
+        if self._accounting is not None:
+            return self._accounting.make_saved_for(operand, region, node)
         return NodeTensor(operand, region, node)
 
-    def saved(self, saved: NodeTensor, tensor: Tensor) -> None:
+    def _begin_accounting(self) -> None:
+        """The first op runs, or saves its inputs: profilers that track now see the whole pass."""
+        if self._accounting is None and not len(self.tracer) and (tracking := observers()):
+            self._accounting = PassAccounting("memory budget", tracking)
+
+    def saved(self, saved: Any, tensor: Tensor) -> None:
         if not saved.value.is_external:
             self.keep_if_unplanned(saved, tensor)
+        if self._accounting is not None:
+            self._accounting.saved(saved, tensor)
 
-    def keep_if_unplanned(self, saved: NodeTensor, tensor: Tensor) -> None:
+    def keep_if_unplanned(self, saved: SavedTensor, tensor: Tensor) -> None:
         value = saved.value
         if self.follows or saved.tensor is not None or not _is_to_decide(value):
             return
@@ -209,6 +227,8 @@ class BudgetedPass:
             if region is not None:
                 self.pin_marks(region)
             self.tracer.end_forward()
+            if self._accounting is not None:
+                self._accounting.ended_forward(self._stages.values())
             self._owner.forward_ended(self)
 
     def abandon(self) -> None:
@@ -220,8 +240,10 @@ class BudgetedPass:
 
     # -- backward ----------------------------------------------------------------------------------
 
-    def used(self, saved: NodeTensor) -> None:
+    def used(self, saved: Any) -> None:
         """Autograd asks for a saved tensor."""
+        if self._accounting is not None:
+            self._accounting.used(saved)
         if torch.is_grad_enabled():
             return  # a gradient that is part of a graph
         self.tracer.used(saved.node)
@@ -232,6 +254,8 @@ class BudgetedPass:
             self.end_forward()
 
     def _end_backward(self) -> None:
+        if self._accounting is not None:
+            self._accounting.end_of_pass()
         self._owner.backward_ended(self)
 
     def ran_in_backward(self, out: Any) -> None:
@@ -243,16 +267,26 @@ class BudgetedPass:
         for value in reversed(list(values)):  # the last ones are new
             if not self.meter.add(values[value]):
                 break
+        if self._accounting is not None:
+            self._accounting.replaying(values)
 
     def replayed(self, ops: list[NeededOp], seconds: float) -> None:
         self.recompute_seconds += seconds
         self.recomputed_ops += len(ops)
+        if self._accounting is not None:
+            self._accounting.replayed(ops, seconds)
 
-    def got(self, saved: Any, tensor: Tensor) -> None: ...
+    def got(self, saved: Any, tensor: Tensor) -> None:
+        if self._accounting is not None:
+            self._accounting.got(saved, tensor)
 
-    def lost(self, saved: Any) -> None: ...
+    def lost(self, saved: Any) -> None:
+        if self._accounting is not None:
+            self._accounting.lost(saved)
 
-    def handed_over(self) -> None: ...
+    def handed_over(self) -> None:
+        if self._accounting is not None:
+            self._accounting.handed_over()
 
     def end_of_pass(self) -> None: ...
 

@@ -166,7 +166,7 @@ class Tracer:
         if self._values[number].made_by != last:
             return last + 1
         op = self._ops[last]
-        name = getattr(getattr(op.func, "_overloadpacket", None), "__name__", "")
+        name = getattr(getattr(op.func, "_overloadpacket", None), "__name__", "").removesuffix("_")
         is_by_product = number != op.makes[0]
         is_own = is_by_product or name in _SAVE_THEIR_OUTPUT or "attention" in name
         return last if is_own else last + 1
@@ -203,6 +203,7 @@ class Tracer:
 
     def trace(self, seconds: list[float] | None = None) -> Trace:
         """Return the trace, with seconds of several passes if given; equal ops get equal ones."""
+        self._assign_late_saves()
         smoothed = _smoothed([op.key for op in self._ops], seconds or self._seconds)
         workspace = self._bytes_of_gradient_views()
         ops = tuple(
@@ -220,6 +221,15 @@ class Tracer:
         )
         used = tuple(node for node in self._used if node < len(ops))
         return Trace(ops, tuple(self._finished()), used=used)
+
+    def _assign_late_saves(self) -> None:
+        """Let what was saved for an op that never came be saved for the op that made it."""
+        count = len(self._ops)
+        for number in dict.fromkeys(n for saves in self._saves[count:] for n in saves):
+            made_by = self._values[number].made_by
+            if made_by is not None:
+                self._saves[made_by][number] = None
+        del self._saves[count:]
 
     @property
     def seconds(self) -> list[float]:
