@@ -53,6 +53,13 @@ IN_PLACE = (
     "{v}[1:].fill(0.1)",
     "{v}[0][...] = {v}[-1] * 0.3",
     "for row in {v}: row *= 0.9",
+    "{v}.T[0] = 0.3 * {v}.T[-1]",
+    "np.ravel({v})[1:] *= 0.9",
+    "{v}.reshape(-1)[::2] += 0.2",
+    "np.swapaxes({v}, 0, -1)[{i}] -= 0.1 * {w}",
+    "np.split({v}, 2)[1][...] *= 1.1",
+    "np.squeeze({v})[{i}] = {w}",
+    "np.multiply({v}[{i}], {w}, out={v}[{i}])",
 )
 VIEWS = (
     "{n} = {v}",
@@ -64,6 +71,18 @@ VIEWS = (
     "{n} = np.ravel({v})",
     "{n} = {v}[None]",
     "{n} = {v}[..., 0]",
+    "{n} = {v}[{i}][{j}]",
+    "{n} = {v}.swapaxes(0, -1)",
+    "{n} = np.squeeze({v})",
+    "{n} = np.expand_dims({v}, 1)",
+    "{n} = np.split({v}, 2)[0]",
+    "{n} = np.array_split({v}, 3)[1]",
+    "{n} = {v}.reshape(3, -1)",
+    "{n} = np.diagonal({v})",
+    "{n} = np.flip({v})",
+    "{n} = np.atleast_2d({v})",
+    "{n} = np.broadcast_to({v}, (2, *np.shape({v})))",
+    "{n} = np.real({v})",
 )
 SCALARS = (
     "{n} = {v}[0]",
@@ -124,8 +143,16 @@ def with_scopes(seed: int, source: str) -> str:
     return "\n".join([*lines, body[-1], ""])
 
 
-_SCOPE_OPTIONS = ("", "", ", use_recomputation=False", ", enabled=False")
-_MARKS = ("{n} = remat.mark_checkpoint({n})", "{n} = remat.checkpoint({n})")
+_SCOPE_OPTIONS = (
+    *("", "", "", ", use_recomputation=False", ", enabled=False"),
+    ", policy=remat.policies.save_ops('numpy.sin', 'numpy.multiply')",
+    ", policy=remat.policies.save_below(40)",
+)
+_MARKS = (  # the first outside of scopes, too
+    "{n} = remat.mark_checkpoint({n})",
+    "{n} = remat.checkpoint({n})",
+    "{n} = remat.adaptive_checkpoint({n}, threshold=20)",
+)
 
 
 def _source(lines: list[str]) -> str:

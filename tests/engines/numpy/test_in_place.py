@@ -4,60 +4,33 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import numpy as np
 import pytest
 
 import remat
 
+from .fuzz import DIRECTION, START, judge
 from .oracles import difference_quotient
-from .random_programs import IN_PLACE, OUT_OF_PLACE, SCALARS, VIEWS, compiled, draw
-
-START = np.linspace(-0.7, 0.9, 6)
-DIRECTION = np.sin(1.0 + np.arange(6.0))
-
-
-def judge(source: str) -> str:
-    """Run a program plainly and traced; say "right", "refused", "kink" or what is wrong."""
-    program = compiled(source)
-    expected = program(START.copy())
-    try:
-        value, gradient = remat.value_and_grad(program)(START.copy())
-    except remat.UnsupportedError:
-        return "refused"
-    if not np.isclose(value, expected, rtol=1e-12):
-        return f"value {value} instead of {expected}"
-
-    def quotient(h: float) -> float:
-        return (program(START + h * DIRECTION) - program(START - h * DIRECTION)) / (2 * h)
-
-    slope = quotient(1e-5)
-    if not np.isclose(slope, quotient(2.5e-6), rtol=1e-4, atol=1e-5):
-        return "kink"
-    found = np.sum(gradient * DIRECTION)
-    right = np.isclose(found, slope, rtol=1e-4, atol=1e-5)
-    return "right" if right else f"slope {found} instead of {slope}"
-
+from .random_programs import IN_PLACE, OUT_OF_PLACE, SCALARS, VIEWS, draw
 
 ARRAYS = OUT_OF_PLACE + IN_PLACE + VIEWS
 
 
 @pytest.mark.parametrize("seed", range(250))
-def test_a_random_program_is_right_or_refused(seed: int) -> None:
+def test_a_random_program_is_right_or_writes_to_a_plain_array(seed: int) -> None:
     source = draw(seed, ARRAYS)
     assert judge(source) in ("right", "refused", "kink"), source
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_a_random_program_with_numbers_is_right_or_refused(seed: int) -> None:
+def test_a_random_program_with_numbers_is_right_or_writes_to_a_plain_array(seed: int) -> None:
     source = draw(1000 + seed, ARRAYS + 2 * SCALARS)
     assert judge(source) in ("right", "refused", "kink"), source
 
 
-def test_most_random_programs_are_followed() -> None:
+def test_most_random_programs_are_judged() -> None:
     verdicts = [judge(draw(seed, ARRAYS)) for seed in range(60)]
-    assert verdicts.count("right") >= 25
+    assert verdicts.count("right") >= 55
 
 
 # -- single rules ----------------------------------------------------------------------------------
@@ -251,9 +224,8 @@ def changed_ravelled(x):
         changed_ravelled,
     ],
 )
-def test_what_is_not_followed_is_refused(program) -> None:
-    with pytest.raises(remat.UnsupportedError, match="view"):
-        remat.grad(lambda x: np.sum(program(x)))(START)
+def test_views_follow(program) -> None:
+    assert_right(program, START)
 
 
 # -- numbers, aliases, shapes ----------------------------------------------------------------------
@@ -317,8 +289,7 @@ def extra_axis(x):
 
 @pytest.mark.parametrize("program", [floor_divided, cast_without_copy, extra_axis])
 def test_aliases_and_shapes(program) -> None:
-    with contextlib.suppress(remat.UnsupportedError):
-        assert_right(program, START)
+    assert_right(program, START)
 
 
 def test_views_are_followed_in_second_derivatives() -> None:
@@ -333,5 +304,4 @@ def test_views_are_followed_in_second_derivatives() -> None:
     def curvature(f):
         return remat.grad(lambda x: np.sum(remat.grad(f)(x) * DIRECTION))(START)
 
-    with contextlib.suppress(remat.UnsupportedError):
-        np.testing.assert_allclose(curvature(in_place), curvature(out_of_place), rtol=1e-12)
+    np.testing.assert_allclose(curvature(in_place), curvature(out_of_place), rtol=1e-12)

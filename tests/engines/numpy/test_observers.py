@@ -389,7 +389,7 @@ def test_a_loop_tells_its_checkpoints_and_steps(schedule, op) -> None:
     # The tape of a step by itself is some KB of Python heavier than its part of a long one.
     assert plain == pytest.approx(at_the_turn(in_plain_python), abs=1 + 50 * 6000 / ARRAY)
     if schedule == "all":
-        assert held == pytest.approx(50, abs=1.5)
+        assert held == pytest.approx(50, abs=2)
     else:
         assert 6 <= held <= 6 + 2 + 0.5
     (totals,) = profiler.regions

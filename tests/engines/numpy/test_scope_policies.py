@@ -126,3 +126,24 @@ def test_a_profiler_changes_no_bits(f: Callable[[Any], Any]) -> None:
 
 def test_verify_goes_through_scopes() -> None:
     remat.verify(in_scopes, X)
+
+
+def test_a_scope_inside_asks_only_for_what_is_still_to_be_used() -> None:
+    """Backward has gone past `d`, and freed what it takes, when the second scope asks for `a`."""
+
+    def f(x: Any, enabled: bool = True) -> Any:
+        a, b = np.sin(x) * 1.0, np.cos(x).reshape(2, 3) * 1.0
+        with remat.CheckpointScope("outer", enabled=enabled):
+            with remat.CheckpointScope("first", enabled=enabled):
+                a = a[1:][:2]
+                d = np.cumsum(b, axis=0)
+            b = d.swapaxes(0, -1)
+            a += 0.1
+            with remat.CheckpointScope("second", enabled=enabled):
+                np.cumsum(b, axis=0)  # is not used
+                a[:] = 0.25
+        c = np.stack([b, b * 0.5])
+        return sum(np.sum(np.sin(array)) for array in (x, a, b, c, d))
+
+    x = np.linspace(-0.7, 0.9, 6)
+    assert same_bits(remat.grad(f)(x), remat.grad(lambda x: f(x, enabled=False))(x))

@@ -5,78 +5,34 @@ appear in traces that remat starts, also follow plain NumPy functions (`__array_
 `follow.py`) and work in place the way NumPy arrays do:
 
 1. An in-place change gives the box a new value and a new place in the graph; the old array stays
-   as it was, since derivative rules still refer to it.
-2. A change through `v = x[a:b]` is written back to `x`.
-3. Whoever else looks at the same memory (another slice, a reshaped view) does not see the change,
-   as it would in NumPy. So using such a view afterwards is an error, never a wrong number.
+   as it was, since derivative rules still refer to it. The new one has the same strides.
+2. A change of a view is written to the array that it is a view of (see `views.py`).
+3. A view of an array that has changed is taken anew when it is next looked at.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import autograd.numpy as anp
 import numpy as np
 from autograd.builtins import DictBox, SequenceBox
 from autograd.extend import Box, defvjp, primitive
 from autograd.numpy.numpy_boxes import ArrayBox
-from autograd.numpy.numpy_vjps import unbroadcast_f
 from autograd.tracer import isbox, trace_primitives_map
 
 from ...errors import UnsupportedError
 from . import follow, pickles
 from .follow import plain
-from .nodes import LoggedNode, Node, OpLog, cast, memory_of, shape_and_dtype
+from .nodes import LoggedNode, Node, OpLog, cast, shape_and_dtype
+from .views import Chain, Link, Origin, has_strides_of, replaced, written
 
 __all__ = ["OpLog", "TracedArray", "as_view", "captured_box", "plain", "root_box"]
 
 Array = Any  # autograd and NumPy share no useful type
-
-
-@primitive  # type: ignore[untyped-decorator]
-def _replaced(array: Array, index: Any, value: Array) -> Array:
-    """Return a copy of `array` in which `array[index]` is `value`."""
-    copy = np.array(array)
-    copy[index] = value
-    return copy
-
-
-def _last_writer(shape: tuple[int, ...], index: Any, like: Array) -> Array:
-    """Tell which of the values that are assigned at `index` is still there afterwards."""
-    order = np.arange(like.size).reshape(like.shape)
-    writer = np.empty(shape, dtype=np.intp)
-    writer[index] = order
-    return writer[index] == order
-
-
-def _taken(g: Array, index: Any) -> Array:
-    taken = g[index]
-    # Only an index with arrays in it can name a place twice.
-    parts = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(part, list | np.ndarray) for part in parts):
-        taken = taken * _last_writer(np.shape(g), index, np.zeros(np.shape(taken)))
-    return taken
-
-
-def _value_vjp(ans: Array, array: Array, index: Any, value: Array) -> Any:
-    shape = np.shape(value)
-
-    def taken(g: Array) -> Array:
-        part = _taken(g, index)
-        # NumPy lets a value have leading axes of length 1 that the place does not have.
-        extra = len(shape) - np.ndim(part)
-        return anp.reshape(part, (1,) * extra + np.shape(part)) if extra > 0 else part
-
-    return unbroadcast_f(value, taken)
-
-
-defvjp(
-    _replaced,
-    lambda ans, array, index, value: lambda g: _replaced(g, index, 0.0),
-    None,
-    _value_vjp,
-)
+_Box = TypeVar("_Box", bound="TracedArray")
 
 
 @primitive  # type: ignore[untyped-decorator]
@@ -100,16 +56,6 @@ def _copied(array: Array, order: Any) -> Array:
 
 
 defvjp(_copied, lambda ans, array, order: lambda g: g, None)
-
-
-_views: weakref.WeakValueDictionary[int, _Family] = weakref.WeakValueDictionary()
-
-
-class _Family:
-    """The traced views that look at the memory of one array."""
-
-    def __init__(self) -> None:
-        self.members: weakref.WeakSet[TracedView] = weakref.WeakSet()
 
 
 class TracedArray(ArrayBox):  # type: ignore[misc]
@@ -156,20 +102,19 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
             if wrapper is None:
                 return NotImplemented
             result = wrapper(*inputs, called_by_autograd_dispatcher=True, **kwargs)
-        return result if out is None else _write(out, result)
+        return result if out is None else _write(out, result, inputs)
 
     # -- in place ------------------------------------------------------------------------------
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if isinstance(value, TracedView) and value.comes_from(self, index):
+        if isinstance(value, TracedView) and value.is_item(self, index):
             return  # `x[i] += y` has written through the view already
-        self._become(_replaced(self, index, follow.as_array(value)))
+        self._become(replaced(self, index, follow.as_array(value)))
 
-    def __getitem__(self, index: Any) -> Any:
-        taken = ArrayBox.__getitem__(self, index)
-        if isinstance(taken, TracedView):
-            taken.owner, taken.index = self, index
-        return taken
+    def __iter__(self) -> Iterator[Any]:
+        if not self.ndim:
+            raise TypeError("iteration over a 0-d array")
+        return (self[i] for i in range(len(self)))
 
     def fill(self, value: Any) -> None:
         self[...] = value
@@ -189,37 +134,39 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
             result = result.astype(self.dtype)
         # (A ufunc returns a number for arrays without axes, and the array stays one.)
         is_array = isbox(result) and isinstance(plain(result), np.ndarray)
-        self._become(result if is_array else _replaced(self, ..., result))
+        self._become(result if is_array else replaced(self, ..., result))
         return self
 
     def _become(self, result: Any) -> None:
+        self._refuse_foreign(result)
+        self._refuse_read_only()
+        value = plain(self)
+        is_array = isinstance(value, np.ndarray)
+        if result._node.is_view or (is_array and not has_strides_of(plain(result), value)):
+            result = replaced(self, ..., result)
+        # (The slots are autograd's, which mypy does not see.)
+        self._value = result._value  # type: ignore[misc]
+        self._node = result._node  # type: ignore[misc]
+        self._node.box = weakref.ref(self)
+
+    def _refuse_foreign(self, result: Any) -> None:
         if not isbox(result) or result._trace != self._trace:
             raise UnsupportedError(
                 "a traced value was written into an array of an outer trace; return it instead"
             )
-        self._refuse_read_only()
-        self._forget_views()
-        # (The slots are autograd's, which mypy does not see.)
-        self._value = result._value  # type: ignore[misc]
-        self._node = result._node  # type: ignore[misc]
+
+    def as_owner(self, array: Any) -> tuple[Any, Chain | None]:
+        """Return whose memory this is, and the way from there to here."""
+        return weakref.ref(self), Chain(array.strides, array.itemsize)
 
     def _refuse_read_only(self) -> None:
-        value = plain(self._value)
+        value = plain(self)
         if isinstance(value, np.ndarray) and not value.flags.writeable:
             raise UnsupportedError(
                 "a read-only array is changed in place: a function of remat changes in place what "
                 "it closes over, or NumPy has made it read-only; change a copy (x = x.copy()), or "
                 "hand it over in the state or the arguments, and return it"
             )
-
-    def _forget_views(self) -> None:
-        """Views of the old memory would not see the change."""
-        memory = memory_of(self._value)
-        family = _views.get(id(memory))
-        for view in list(family.members) if family else ():
-            # (In an inner trace a box of its own stands for the same array.)
-            if view is not self and view._trace == self._trace:
-                view.stale = True
 
     def __iadd__(self, other: Any) -> Any:
         return self._update(self + other)
@@ -356,52 +303,71 @@ for _name in (
 
 
 class TracedView(TracedArray):
-    """A traced array that looks at the memory of another one."""
+    """A traced array that looks at the memory of another one, its owner."""
 
-    __slots__ = ("family", "index", "owner", "stale", "viewed")
+    __slots__ = ("chain", "node", "owner", "seen", "viewed")
 
-    def __init__(self, value: Any, trace: int, node: Any) -> None:
-        self.stale = False
-        self.owner: TracedArray | None = None
-        self.index: Any = None
-        super().__init__(value, trace, node)
-        memory = memory_of(value)
-        family = _views.get(id(memory))
-        if family is None:
-            _views[id(memory)] = family = _Family()
-        self.family = family
-        family.members.add(self)
+    def __init__(self, value: Any, trace: int, node: Any, origin: Origin) -> None:
+        self.owner: TracedArray | None = None if origin.owner is None else origin.owner()
+        self.chain = origin.chain
+        self._note(value, node)
+        self._trace = trace  # type: ignore[misc]
+
+    def _note(self, value: Any, node: Any) -> None:
+        self.viewed, self.node = value, node
+        # The owner has another node when it has changed.
+        self.seen = None if self.owner is None else self.owner._node
 
     @property
     def _value(self) -> Any:
-        if self.stale:
-            raise UnsupportedError(
-                "this view was taken before the array under it was changed in place; take the "
-                "view after the change, or change a copy"
-            )
+        self._follow()
         return self.viewed
 
-    @_value.setter
-    def _value(self, value: Any) -> None:
-        self.viewed = value
+    @property
+    def _node(self) -> Any:
+        self._follow()
+        return self.node
 
-    def comes_from(self, owner: TracedArray, index: Any) -> bool:
-        return self.owner is owner and _same_index(self.index, index)
+    def _follow(self) -> None:
+        """Look at what the owner is now."""
+        if self.owner is None or self.owner._node is self.seen:
+            return
+        fresh = None if self.chain is None else self.chain(self.owner)
+        if not isinstance(fresh, TracedView):
+            raise UnsupportedError(
+                "this view was taken before the array under it was changed in place, by a function "
+                "that cannot be called again; take the view after the change, or change a copy"
+            )
+        self._note(fresh.viewed, fresh.node)
+        self.node.box = weakref.ref(self)
+
+    def way(self) -> tuple[Any, tuple[Link, ...]]:
+        return self.owner, () if self.chain is None else self.chain.links
+
+    def is_item(self, array: TracedArray, index: Any) -> bool:
+        """Tell whether this is `array[index]`, taken as such."""
+        root, before = (array, ()) if not isinstance(array, TracedView) else array.way()
+        owner, links = self.way()
+        if owner is not root or len(links) != len(before) + 1:
+            return False
+        if any(one is not other for one, other in zip(links, before, strict=False)):
+            return False
+        last = links[-1]
+        return last.function is ArrayBox.__getitem__ and _same_index(last.args[1], index)
+
+    def as_owner(self, array: Any) -> tuple[Any, Chain | None]:
+        return None if self.owner is None else weakref.ref(self.owner), self.chain
 
     def _become(self, result: Any) -> None:
-        owner, index = self.owner, self.index
+        self._refuse_foreign(result)
         self._refuse_read_only()
-        if owner is None:
+        if self.owner is None or self.chain is None:
             raise UnsupportedError(
-                "an in-place change of a reshaped, transposed or split view is not followed; "
-                "change the array itself, or write it out of place"
+                "an in-place change of a view is not followed if it was taken by a checkpointed "
+                "call, by a primitive of your own or in an outer trace; change the array itself, "
+                "or a copy"
             )
-        # First the owner: it forgets its other views. This one goes on as a slice of the new value.
-        owner._become(_replaced(owner, index, result))
-        fresh = owner[index]
-        self.viewed, self._node, self.stale = fresh.viewed, fresh._node, False
-        self.family = fresh.family
-        self.family.members.add(self)
+        self.owner._become(written(self.owner, self.chain, result))
 
 
 def _same_index(one: Any, other: Any) -> bool:
@@ -411,7 +377,7 @@ def _same_index(one: Any, other: Any) -> bool:
         return one is other
 
 
-def _write(out: tuple[Any, ...], result: Any) -> Any:
+def _write(out: tuple[Any, ...], result: Any, inputs: Any) -> Any:
     if len(out) > 1:
         raise UnsupportedError(
             f"a ufunc with {len(out)} results is followed without out=; use what it returns"
@@ -422,7 +388,8 @@ def _write(out: tuple[Any, ...], result: Any) -> Any:
             "a traced value cannot be written into a plain array (out=, or an in-place operator "
             "on it): its gradient would be lost; write `x = x + y` instead of `x += y`"
         )
-    return target._update(result)
+    # (A node belongs to one box.)
+    return target._update(_copied(result, "K") if any(result is x for x in inputs) else result)
 
 
 class CapturedArray(TracedArray):
@@ -438,28 +405,51 @@ class CapturedArray(TracedArray):
 
 
 def captured_box(value: Any, trace: int) -> CapturedArray:
-    return CapturedArray(value, trace, Node.new_root(value))
+    return _known(CapturedArray(value, trace, Node.new_root(value)))
+
+
+def _known(box: _Box) -> _Box:
+    """Let the node of a box know it, for views."""
+    box._node.box = weakref.ref(box)
+    return box
 
 
 def _box_of(value: Any, trace: int, node: Any) -> Any:
     """Make the box for a result: ours in our traces, autograd's in others."""
     if not isinstance(node, Node):
         return ArrayBox(value, trace, node)
-    return (TracedView if node.is_view else TracedArray)(value, trace, node)
+    if node.is_view:
+        box: TracedArray = TracedView(value, trace, node, node.origin)
+    else:
+        box = TracedArray(value, trace, node)
+    node.box = weakref.ref(box)
+    return box
 
 
-def as_view(box: TracedArray) -> TracedArray:
-    """Return a box that looks at the memory of another one, for what a function has returned."""
-    return TracedView(box._value, box._trace, box._node)
+def as_view(box: TracedArray, array: TracedArray) -> TracedArray:
+    """Return a box as a view of `array`, for what a function has returned."""
+    owner, _ = array.as_owner(plain(array))
+    return _known(TracedView(box._value, box._trace, box._node, Origin(owner, None)))
+
+
+@primitive  # type: ignore[untyped-decorator]
+def _passed_on(array: Array) -> Array:
+    return array
+
+
+defvjp(_passed_on, lambda ans, array: lambda g: g)
+# An inner trace refers to values, not to whatever an array of the outer one becomes later on.
+_passed_on.is_final = True
 
 
 def root_box(value: Any, trace: int, log: OpLog | None = None) -> TracedArray:
     """Box an input of a trace; it counts as the owner of its memory."""
-    if log is None:
-        return TracedArray(value, trace, Node.new_root(value))
-    node = LoggedNode.new_root(value)
-    node.log = log
-    return TracedArray(value, trace, node)
+    if isinstance(value, TracedArray):
+        value = _passed_on(value)
+    node = Node.new_root(value) if log is None else LoggedNode.new_root(value)
+    if log is not None:
+        node.log = log
+    return _known(TracedArray(value, trace, node))
 
 
 def _sequence_of(value: Any, trace: int, node: Any) -> Any:

@@ -13,7 +13,8 @@ from autograd.tracer import isbox, notrace_primitives
 from ...errors import UnsupportedError
 from .follow import memory_of, plain
 from .recording.records import Value
-from .recording.region import free, threads
+from .recording.region import free, is_pure, threads
+from .views import Link, Origin, make_link
 
 __all__ = ["LoggedNode", "Node", "OpLog", "cast", "memory_of", "shape_and_dtype"]
 
@@ -21,10 +22,13 @@ __all__ = ["LoggedNode", "Node", "OpLog", "cast", "memory_of", "shape_and_dtype"
 class Node(VJPNode):  # type: ignore[misc]
     """A node of a trace that remat started: autograd's, with an error that says what to do."""
 
-    # is_view: of the memory of an operand; for a list, one for each part.
+    # origin: whose memory the result is in, None if its own; for a list, one for each part.
+    # box: the box that has this node, by a weak reference.
     # is_sum: of gradients, in a trace around a backward pass.
     # value: what the recording of a region knows it as; None outside of regions.
-    __slots__ = ("argnums", "dtype", "is_marked", "is_sum", "is_view", "name", "shape", "value")
+    __slots__ = (
+        *("argnums", "box", "dtype", "is_marked", "is_sum", "name", "origin", "shape", "value"),
+    )
 
     def __init__(
         self, value: Any, fun: Any, args: Any, kwargs: Any, argnums: Any, parents: Any
@@ -35,27 +39,37 @@ class Node(VJPNode):  # type: ignore[misc]
                 f"np.{name} has no derivative rule; write it with other functions, or define one "
                 "with autograd.extend.primitive and defvjp"
             )
-        super().__init__(value, fun, args, kwargs, argnums, parents)
-        self.is_view = _viewing(value, fun, args, parents)
+        region = None if any(map(isbox, args)) else threads.region
+        kept = args
+        if region is None and len(argnums) < len(args) and not _is_final(fun):
+            kept = _as_now(args, argnums)
+        super().__init__(value, fun, kept, kwargs, argnums, parents)
+        self.box: Any = _no_box
+        self.origin = _origin(value, fun, args, kwargs, argnums, parents)
         self.is_sum = fun in _SUMS_OF_GRADIENTS
         self.name = getattr(fun, "__name__", str(fun))
         self.shape, self.dtype = shape_and_dtype(value)
         self.is_marked = False
         self.argnums: Any = argnums
         self.value: Value | None = None
-        region = threads.region
-        if region is not None and not any(map(isbox, args)):
+        if region is not None:
             region.record(self, value, fun, args, kwargs)
+
+    @property
+    def is_view(self) -> bool:
+        return type(self.origin) is Origin
 
     def free(self) -> None:
         """Let go of all arrays: the backward pass has gone through this node, and is the last."""
-        self.vjp = None  # type: ignore[misc]  # (a slot of autograd's)
+        self.vjp = None
         if self.value is not None:
             free(self.value)
 
     def initialize_root(self, value: Any) -> None:
         super().initialize_root()
-        self.is_view = self.is_sum = self.is_marked = False
+        self.is_sum = self.is_marked = False
+        self.box = _no_box
+        self.origin = None
         self.argnums = ()
         self.value = None
         self.name = "an input"
@@ -106,28 +120,90 @@ def cast(gradient: Any, dtype: np.dtype[Any]) -> Any:
     return gradient.astype(dtype)
 
 
-def _viewing(value: Any, fun: Any, args: Any, parents: Any) -> Any:
+def _as_now(args: Any, argnums: Any) -> Any:
+    """Return operands as they are now: the program may write to plain arrays that a rule holds.
+
+    (Nobody writes to what is traced.)
+    """
+    if not any(type(arg) in _HOLDERS for i, arg in enumerate(args) if i not in argnums):
+        return args
+    kept = threads.constants.kept
+    return tuple(arg if i in argnums else kept(arg) for i, arg in enumerate(args))
+
+
+_HOLDERS = {np.ndarray, tuple, list, dict}
+
+
+def _no_box() -> None:
+    """Stands for a weak reference to nothing."""
+
+
+def _origin(value: Any, fun: Any, args: Any, kwargs: Any, argnums: Any, parents: Any) -> Any:
+    """Return an `Origin` if a result is in the memory of an operand; for a list, one a part."""
     if fun is container_take:  # a part of a result looks at what the result looks at
-        views = getattr(parents[0], "is_view", False)
-        return views[args[1]] if isinstance(views, list | dict) else False
-    if getattr(fun, "copies_on_write", False):
-        return False
-    return _looks_at(plain(value), args)
+        origins = getattr(parents[0], "origin", None)
+        found = origins[args[1]] if isinstance(origins, list | dict) else None
+        return _then(found, make_link(fun, args, kwargs, 0))
+    if getattr(fun, "copies_on_write", False) or _is_its_own(value, args):
+        return None
+
+    def look(array: Any) -> Origin | None:
+        place = next((i for i, arg in enumerate(args) if _is_in(array, arg)), None)
+        if place is None:
+            return None
+        if place not in argnums:
+            return Origin(None, None)
+        return _origin_in(parents[argnums.index(place)], args[place], fun, args, kwargs, place)
+
+    return _for_each(plain(value), look)
 
 
-def _looks_at(value: Any, operands: Any) -> Any:
+def _is_its_own(value: Any, args: Any) -> bool:
+    """Tell, for most results at once, that they are in the memory of no operand."""
+    if type(value) is not np.ndarray or value.base is not None:
+        return isinstance(value, np.generic)
+    return not any(value is arg or arg.__class__ is list for arg in args)
+
+
+def _then(origin: Any, link: Link) -> Any:
+    if isinstance(origin, list):
+        return [_then(part, link) for part in origin]
+    if isinstance(origin, dict):
+        return {key: _then(part, link) for key, part in origin.items()}
+    return origin and origin.then(link)
+
+
+def _for_each(value: Any, look: Callable[[Any], Origin | None]) -> Any:
     if isinstance(value, list | tuple):
-        return [_looks_at(part, operands) for part in value]
+        return [_for_each(plain(part), look) for part in value]
     if isinstance(value, dict):
-        return {key: _looks_at(part, operands) for key, part in value.items()}
-    if not isinstance(value, np.ndarray):
-        return False
-    memory = memory_of(value)  # itself, if a function has returned its operand
-    for operand in operands:
-        operand = plain(operand)  # noqa: PLW2901
-        if isinstance(operand, np.ndarray):
-            if memory_of(operand) is memory:
-                return True
-        elif isinstance(operand, list | tuple) and _looks_at(value, operand):
-            return True
-    return False
+        return {key: _for_each(plain(part), look) for key, part in value.items()}
+    return look(value) if isinstance(value, np.ndarray) else None
+
+
+def _is_in(array: Any, operand: Any) -> bool:
+    operand = plain(operand)
+    if isinstance(operand, np.ndarray):
+        return memory_of(operand) is memory_of(array)
+    return isinstance(operand, list | tuple) and any(_is_in(array, part) for part in operand)
+
+
+def _origin_in(
+    parent: Any, operand: Any, fun: Any, args: Any, kwargs: dict[str, Any], place: int
+) -> Origin:
+    box = getattr(parent, "box", _no_box)()
+    if box is None:
+        raise UnsupportedError(
+            f"np.{getattr(fun, '__name__', fun)} returns a view of an array in a list; pass the "
+            "array itself, or a copy"
+        )
+    operand = plain(operand)
+    owner, chain = box.as_owner(operand)
+    if chain is not None and is_pure(fun) and not _is_final(fun):
+        return Origin(owner, chain.then(make_link(fun, args, kwargs, place)))
+    return Origin(owner, None)
+
+
+def _is_final(function: Any) -> bool:
+    """Tell whether it is not to be called again for the sake of a view."""
+    return getattr(function, "is_opaque", False) or getattr(function, "is_final", False)

@@ -143,8 +143,10 @@ class Segment:
             if array is value and isbox(leaf):
                 return leaf
         memory = memory_of(value)
-        is_view = any(memory_of(final) is memory for final in self.finals)
-        return as_view(result) if is_view else result
+        for i, final in zip(self.written, self.finals, strict=True):
+            if memory_of(final) is memory:
+                return as_view(result, self.leaves[i])
+        return result
 
     def forward(self) -> tuple[Any, ...]:
         self.account.begin(self.display_name)

@@ -20,6 +20,7 @@ from ...errors import UnsupportedError
 from . import pickles
 from .boxes import OpLog, captured_box, plain, root_box
 from .nodes import cast
+from .recording.constants import Constants
 from .recording.region import backward_pass, threads
 
 __all__ = [
@@ -126,9 +127,9 @@ class Recording:
 
         def add(node: Any, part: Any) -> None:
             if node in numbers:
-                totals[numbers[node]] = add_outgrads(totals.get(numbers[node]), part)
+                totals[numbers[node]] = _sum(totals.get(numbers[node]), part)
             else:
-                gathered[node] = add_outgrads(gathered.get(node), part)
+                gathered[node] = _sum(gathered.get(node), part)
 
         starts = [pair for pair in zip(self.ends, seeds, strict=True) if _counts(*pair)]
         top = _Top([node for node, _ in starts])
@@ -153,6 +154,14 @@ class _Top:
 
     def __init__(self, parents: list[Any]) -> None:
         self.parents = parents
+
+
+def _sum(total: Flagged | None, part: Any) -> Flagged:
+    # (autograd adds what a slice gives in place: to an array, also if that has no axes.)
+    if total is not None and isinstance(total[0], np.generic) and type(part) in sparse_object_types:
+        total = np.array(total[0]), True
+    result: Flagged = add_outgrads(total, part)
+    return result
 
 
 def _parts(node: Any, out: Any) -> Iterable[Any]:
@@ -256,6 +265,7 @@ def _new_trace() -> Iterator[int]:
     _traces.depth += 1
     # An open region is one of the trace around.
     region, threads.region = threads.region, None
+    constants, threads.constants = threads.constants, Constants()
     try:
         yield trace_stack.top
     except ValueError as error:
@@ -267,4 +277,4 @@ def _new_trace() -> Iterator[int]:
         pickles.forget(trace_stack.top)
         trace_stack.top -= 1
         _traces.depth -= 1
-        threads.region = region
+        threads.region, threads.constants = region, constants

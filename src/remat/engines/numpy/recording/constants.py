@@ -15,17 +15,20 @@ import numpy as np
 
 from ....errors import ModifiedInputError
 from ....sizes import format_bytes
+from ..views import Chain
 
 __all__ = ["SMALL", "Constant", "Constants", "UnknownOperandError", "decode"]
 
 SMALL = 1 << 16  # bytes that are copied; of more, a checksum is kept
+_TINY = 1 << 10  # bytes that are copied without a look at earlier copies
+_WORD = np.dtype(np.uint64)
 _ROW = 512
 # Odd numbers without a pattern: any exchange of two entries of a row changes the sum.
 _WEIGHTS = (np.arange(1, 2 * _ROW, 2, dtype=np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
 
 _ATOMS = (
     *(bool, int, float, complex, str, bytes, type(None), slice, type(...), type, range),
-    *(np.generic, np.dtype),
+    *(np.generic, np.dtype, Chain),
 )
 
 
@@ -64,7 +67,7 @@ class Constant:
         if self._checksum is not None:
             return self._array is array and checksum(array) == self._checksum
         same = self._array.shape == array.shape and self._array.strides == array.strides
-        return bool(same and self._array.tobytes() == array.tobytes())
+        return same and _same_bytes(self._array, array)
 
 
 class Constants:
@@ -89,6 +92,20 @@ class Constants:
         if isinstance(operand, _ATOMS):
             return operand
         raise UnknownOperandError(f"an operand of type {kind.__name__}")
+
+    def kept(self, operand: Any) -> Any:
+        """Return an operand with copies in place of small arrays that may be written to."""
+        kind = type(operand)
+        if kind is np.ndarray:
+            if operand.nbytes > SMALL or operand.dtype.hasobject:
+                return operand
+            tiny = operand.nbytes <= _TINY
+            return operand.copy(order="K") if tiny else self._constant(operand, "").array()
+        if kind is tuple or kind is list:
+            return kind(map(self.kept, operand))
+        if kind is dict:
+            return {key: self.kept(part) for key, part in operand.items()}
+        return operand
 
     def _constant(self, array: Any, op: str) -> Constant:
         if array.dtype.hasobject:
@@ -122,6 +139,12 @@ def checksum(array: Any) -> bytes:
         rows = np.dot(data[:whole].view(np.uint64).reshape(-1, _ROW), _WEIGHTS)
         digest.update(rows.tobytes())
     return digest.digest()
+
+
+def _same_bytes(one: Any, other: Any) -> bool:
+    if one.itemsize == _WORD.itemsize and one.ndim and one.flags.c_contiguous:
+        return bool((one.view(_WORD) == other.view(_WORD)).all())  # without a copy
+    return bool(one.tobytes() == other.tobytes())
 
 
 def _may_be_written(array: Any) -> bool:

@@ -29,7 +29,7 @@ from .records import Op, Value
 from .replay import Needs, find_needs, replay
 from .rules import Rule, make_rule
 
-__all__ = ["Region", "backward_pass", "close_region", "drop", "free", "hold", "threads"]
+__all__ = ["Region", "backward_pass", "close_region", "drop", "free", "hold", "is_pure", "threads"]
 
 _PURE = {"numpy", "autograd", "remat", "scipy"}  # packages whose primitives give the same again
 
@@ -38,6 +38,7 @@ class _Threads(threading.local):
     def __init__(self) -> None:
         self.region: Region | None = None  # the innermost that is open
         self.fresh: list[Value] = []  # what the backward pass that runs has computed again
+        self.constants = Constants()  # plain operands outside of regions, of the trace that runs
 
 
 threads = _Threads()
@@ -103,7 +104,7 @@ class Region:
         self.ops = 0
         self._rules: list[weakref.ref[Rule]] = []
         self._children: list[weakref.ref[Region]] = []
-        self._inputs: dict[Value, None] = {}  # that the region around computes
+        self._awaited: set[Value] = set()  # that the region around computes for this one
         self._constants = Constants()
         self.accounting: RegionAccounting | None = accounting_of(name)
         if self.parent is not None:
@@ -124,9 +125,9 @@ class Region:
             hold(value, array)
             self.recorded(value, array, None)
             return
-        if node.is_view is True:
+        if node.is_view:
             value.base = _base_of(array, op.reads, [args[i] for i in node.argnums])
-        if not _is_pure(function):
+        if not is_pure(function):
             op.mark = fingerprint(array)
         if not isinstance(array, np.ndarray | list | tuple):
             value.held = array  # a number takes no more than what it is computed from
@@ -183,7 +184,6 @@ class Region:
             if region.contains(value):
                 region.lend(value, array)
                 return
-            region._inputs[value] = None
             if region.parent is None:
                 hold(value, array)
                 return
@@ -252,10 +252,19 @@ class Region:
         for reference in self._children:
             child = reference()
             if child is not None and child.pending:
-                for value in child._inputs:
-                    if value.array is None and self.contains(value):
+                for value in child._asked_of_outside():
+                    if value.array is None:
                         wanted[value] = wanted.get(value, 0) + 1
         return wanted
+
+    def _asked_of_outside(self) -> list[Value]:
+        """Return what the living rules in here will ask the region around for.
+
+        Not all that was ever read: backward may have gone past it, and have freed what it takes.
+        """
+        asked = find_needs(self._wanted(None), self._computes).inputs
+        self._awaited.update(asked)
+        return asked
 
     def provide(self, rule: Rule) -> None:
         """See to it that what a rule needs is there."""
@@ -311,7 +320,7 @@ class Region:
     def end_pending(self) -> None:
         self.pending -= 1
         if not self.pending and self.parent is not None:
-            for value in self._inputs:
+            for value in self._awaited:
                 if value.provider is self.parent:
                     _release(value)
             self.parent.end_pending()
@@ -366,7 +375,7 @@ def _base_of(array: Any, reads: list[Value], arrays: list[Any]) -> Value | None:
     return next((read for read, other in pairs if memory_of(other) is memory), None)
 
 
-def _is_pure(function: Any) -> bool:
+def is_pure(function: Any) -> bool:
     function = getattr(function, "fun", function)  # autograd's wrapper has its own module
     if isinstance(function, np.ufunc):
         return True

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from autograd.core import VSpace
 
+from ..views import Chain
 from .constants import SMALL
 
 __all__ = ["NotUnderstoodError", "Placeholder", "filled", "operands_in", "template_of"]
 
 _ATOMS = (
     *(bool, int, float, complex, str, bytes, type(None), slice, type(...), type, range),
-    *(np.generic, np.dtype, np.ufunc, VSpace),
+    *(np.generic, np.dtype, np.ufunc, VSpace, Chain),
 )
 
 

@@ -14,6 +14,7 @@ from autograd.tracer import isbox
 
 from ....errors import UnsupportedError
 from ..follow import as_array, has_box, numpy_functions, plain, refuse, rule_for, rules
+from ..views import in_c_order
 
 # -- products and linear algebra -------------------------------------------------------------------
 
@@ -81,7 +82,7 @@ def _cross(
     if lengths == {2}:
         return a0 * b1 - a1 * b0
     parts = [a1 * b2 - a2 * b1, a2 * b0 - a0 * b2, a0 * b1 - a1 * b0]
-    return np.moveaxis(np.stack(parts, axis=-1), -1, axisc)
+    return np.moveaxis(in_c_order(np.stack(parts, axis=-1)), -1, axisc)
 
 
 @rule_for(*numpy_functions("linalg.cross"))
@@ -108,7 +109,9 @@ def _matrix_power(a: Any, n: int) -> Any:
     if n < 0:
         return _matrix_power(np.linalg.inv(a), -n)
     if n == 0:
-        return np.eye(np.shape(a)[-1], dtype=np.result_type(a)) + np.zeros_like(a)
+        identity = np.empty_like(plain(a))
+        identity[...] = np.eye(np.shape(a)[-1])
+        return identity
     half = _matrix_power(a, n // 2) if n > 1 else None
     square = half @ half if half is not None else a
     return square @ a if n % 2 and n > 1 else square

@@ -15,6 +15,7 @@ from autograd.tracer import isbox
 
 from ....errors import UnsupportedError
 from ..follow import as_array, has_box, numpy_functions, plain, refuse, rule_for
+from ..views import in_c_order, in_order_of
 
 # -- joining ---------------------------------------------------------------------------------------
 
@@ -83,7 +84,8 @@ def _block(arrays: Any) -> Any:
         return max(map(widest, part)) if isinstance(part, list) else np.ndim(part)
 
     levels = depth(arrays)
-    return join(arrays, levels, max(levels, widest(arrays)))
+    joined = join(arrays, levels, max(levels, widest(arrays)))
+    return joined if levels else joined.copy()
 
 
 # -- taking apart ----------------------------------------------------------------------------------
@@ -136,6 +138,8 @@ def _meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str =
 @rule_for(np.broadcast_arrays)
 def _broadcast_arrays(*arrays: Any, subok: bool = False) -> tuple[Any, ...]:
     shape = np.broadcast_shapes(*map(np.shape, arrays))
+    if all(getattr(array, "shape", None) == shape for array in arrays):
+        return arrays
     like = np.broadcast_to(0.0, shape)
     return tuple(
         np.broadcast_to(array, shape) if isbox(array) else np.broadcast_arrays(array, like)[0]
@@ -160,11 +164,11 @@ def _broadcast_to(array: Any, shape: Any, subok: bool = False) -> Any:
 def _tile(A: Any, reps: Any) -> Any:
     reps = (reps,) if np.ndim(reps) == 0 else tuple(reps)
     A = np.reshape(A, (1,) * (len(reps) - np.ndim(A)) + np.shape(A))
+    if any(times < 1 for times in reps):
+        raise UnsupportedError("np.tile is followed for one copy or more")
     for axis, times in enumerate(reversed(reps), start=1):
-        if times < 1:
-            raise UnsupportedError("np.tile is followed for one copy or more")
         A = _concatenate([A] * times, -axis) if times > 1 else A
-    return A
+    return in_c_order(A) if any(times > 1 for times in reps) else np.copy(A)
 
 
 @rule_for(np.pad)
@@ -205,7 +209,7 @@ def _select(conditions: Sequence[Any], choices: Sequence[Any], default: Any = 0)
     result = default
     for condition, choice in zip(reversed(conditions), reversed(choices), strict=True):
         result = _where(condition, choice, result)
-    return result
+    return in_c_order(result) if isbox(result) else result
 
 
 @rule_for(np.take)
@@ -219,7 +223,8 @@ def _take(a: Any, indices: Any, axis: int | None = None, **options: Any) -> Any:
     if axis is None:
         return np.ravel(a)[indices]
     axis = axis % np.ndim(a)
-    return a[(slice(None),) * axis + (indices,)]
+    taken = a[(slice(None),) * axis + (indices,)]
+    return in_c_order(taken) if np.ndim(taken) else taken
 
 
 @rule_for(np.take_along_axis)
@@ -246,7 +251,8 @@ def _compress(condition: Any, a: Any, axis: int | None = None, **options: Any) -
 @rule_for(np.delete)
 def _delete(arr: Any, obj: Any, axis: int | None = None) -> Any:
     size = np.size(arr) if axis is None else np.shape(arr)[axis]
-    return _take(arr, np.delete(np.arange(size), obj), axis)
+    taken = _take(arr, np.delete(np.arange(size), obj), axis)
+    return in_order_of(taken, np.asfortranarray(plain(taken))) if plain(arr).flags.fnc else taken
 
 
 @rule_for(np.flip)
@@ -267,10 +273,11 @@ def _clip(a: Any, a_min: Any = None, a_max: Any = None, **options: Any) -> Any:
     refuse("clip", options)
     a, low, high = as_array(a), as_array(low), as_array(high)
     if low is None and high is None:
-        return np.copy(a)
+        a = np.copy(a)
     if low is not None:
         a = _choose(np.less(plain(a), plain(low)), low, a)
-    return a if high is None else _choose(np.greater(plain(a), plain(high)), high, a)
+    a = a if high is None else _choose(np.greater(plain(a), plain(high)), high, a)
+    return a if np.ndim(a) else a[()]
 
 
 # -- order of axes ---------------------------------------------------------------------------------
@@ -301,8 +308,9 @@ def _full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Any = None, **
     shape = np.shape(a) if shape is None else shape
     dtype = np.result_type(a) if dtype is None else dtype
     if isbox(fill_value):
-        return np.broadcast_to(fill_value.astype(dtype), shape).copy()
-    return np.full(shape, fill_value, dtype=dtype)
+        filled = np.broadcast_to(fill_value.astype(dtype), shape).copy()
+        return in_order_of(filled, np.empty_like(plain(a), dtype, shape=shape))
+    return np.full_like(plain(a), fill_value, dtype, shape=shape)
 
 
 @primitive  # type: ignore[untyped-decorator]
@@ -434,7 +442,7 @@ def _gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> A
         x = np.moveaxis(f, axis, 0)
         inner = (x[2:] - x[:-2]) / (2.0 * step)
         first, last = (x[1:2] - x[:1]) / step, (x[-1:] - x[-2:-1]) / step
-        return np.moveaxis(_concatenate([first, inner, last]), 0, axis)
+        return in_order_of(np.moveaxis(_concatenate([first, inner, last]), 0, axis), f)
 
     parts = tuple(along(axis, step) for axis, step in zip(axes, steps, strict=True))
     return parts[0] if len(parts) == 1 else parts

@@ -10,6 +10,7 @@ from autograd.extend import defvjp, primitive
 
 from ....errors import UnsupportedError
 from ..follow import as_array, numpy_functions, refuse, rule_for
+from ..views import in_order_of
 
 # -- sums and means --------------------------------------------------------------------------------
 
@@ -113,7 +114,7 @@ def _cumprod(a: Any, axis: int | None = None) -> Any:
     for row in flat:
         rows.append(rows[-1] * row if rows else row)
     joined = np.stack(rows)
-    return joined if axis is None else np.moveaxis(joined, 0, axis)
+    return joined if axis is None else in_order_of(np.moveaxis(joined, 0, axis), a)
 
 
 @rule_for(*numpy_functions("trapezoid", "trapz"))

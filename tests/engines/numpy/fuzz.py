@@ -1,0 +1,116 @@
+"""Long runs of random programs: `python -m tests.engines.numpy.fuzz --count 5000 --seed 0`.
+
+A program is judged by NumPy's own value, by a difference quotient, and by the bits of its plain
+gradient: with scopes, marks and policies, and within a budget, they have to be the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+import remat
+
+from .oracles import same_bits
+from .random_programs import IN_PLACE, OUT_OF_PLACE, SCALARS, VIEWS, compiled, draw, with_scopes
+
+__all__ = ["DIRECTION", "FAILURES", "START", "bits", "judge", "main", "run"]
+
+STATEMENTS = OUT_OF_PLACE + IN_PLACE + VIEWS + SCALARS
+START = np.linspace(-0.7, 0.9, 6)
+DIRECTION = np.sin(1.0 + np.arange(6.0))
+_BUDGETS = 3  # one program in so many is run within a budget, too
+FAILURES = ("value", "slope", "bits", "raises")
+
+
+def judge(source: str) -> str:
+    """Say "right", "refused", "kink", or how value or slope differ from NumPy's."""
+    program = compiled(source)
+    expected = program(START.copy())
+    try:
+        value, gradient = remat.value_and_grad(program)(START.copy())
+    except remat.UnsupportedError as error:
+        if "gradient would be lost" not in str(error):
+            raise
+        return "refused"
+    if not np.isclose(value, expected, rtol=1e-12):
+        return f"value {value} instead of {expected}"
+
+    def quotient(h: float) -> Any:
+        return (program(START + h * DIRECTION) - program(START - h * DIRECTION)) / (2 * h)
+
+    slope = quotient(1e-5)
+    if not np.isclose(slope, quotient(2.5e-6), rtol=1e-4, atol=1e-5):
+        return "kink"
+    found = np.sum(gradient * DIRECTION)
+    right = np.isclose(found, slope, rtol=1e-4, atol=1e-5)
+    return "right" if right else f"slope {found} instead of {slope}"
+
+
+def within_a_budget(program: Any) -> list[Any]:
+    """Return what two calls give: one that is planned, and one that follows the plan."""
+    gradient = remat.value_and_grad(program, memory_budget=0.9)
+    found = []
+    for _ in range(2):
+        try:
+            found.append(gradient(START.copy()))
+        except remat.BudgetTooSmallError as error:
+            gradient = remat.value_and_grad(program, memory_budget=error.smallest)
+            found.append(gradient(START.copy()))
+    return found
+
+
+def bits(seed: int, source: str) -> str:
+    """Say "same", or what gives other bits than the plain gradient."""
+    plain = remat.value_and_grad(compiled(source))(START.copy())
+    scoped = compiled(with_scopes(seed, source))
+    found = {"scopes": [remat.value_and_grad(scoped)(START.copy())]}
+    if seed % _BUDGETS == 0:  # planning takes far longer than running a program of this size
+        found["a budget"] = within_a_budget(scoped if seed % 2 else compiled(source))
+    for what, pairs in found.items():
+        if not all(same_bits(a, b) for pair in pairs for a, b in zip(pair, plain, strict=True)):
+            return f"bits differ with {what}"
+    return "same"
+
+
+def run(seed: int) -> tuple[str, str]:
+    """Return the verdict about the program of a seed, and its source."""
+    source = draw(seed, STATEMENTS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scopes around plain numbers
+        try:
+            verdict = judge(source)
+            if verdict in ("right", "kink"):
+                words = bits(seed, source)
+                verdict = verdict if words == "same" else words
+        except Exception as error:
+            verdict = f"raises {type(error).__name__}: {error}"
+    return verdict, source
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=1000, help="how many programs")
+    parser.add_argument("--seed", type=int, default=0, help="of the first one")
+    given = parser.parse_args(arguments)
+    verdicts: Counter[str] = Counter()
+    for seed in range(given.seed, given.seed + given.count):
+        verdict, source = run(seed)
+        kind = verdict.partition(" ")[0]
+        verdicts[kind] += 1
+        if kind in FAILURES:
+            sys.stdout.write(f"seed {seed}: {verdict}\n{source}\n{with_scopes(seed, source)}\n")
+        if (seed - given.seed) % 500 == 499:
+            sys.stdout.write(f"{seed - given.seed + 1} programs: {dict(verdicts)}\n")
+            sys.stdout.flush()
+    sys.stdout.write(f"{given.count} programs from seed {given.seed}: {dict(verdicts)}\n")
+    return int(any(verdicts[kind] for kind in FAILURES))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
