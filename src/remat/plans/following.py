@@ -22,6 +22,7 @@ class Planned:
         self.plan = plan
         self.seconds = seconds  # the least that every op has taken
         self.passes = 0  # that followed it to the end
+        self.is_warm = False  # whether the seconds are of more than a first pass
         self.reserved = 0  # bytes of the budget that are left for what the trace does not know
         self.starts = [stage.first_op for stage in plan.stages]
         self.keeps = [

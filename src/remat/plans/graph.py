@@ -22,7 +22,7 @@ from ..sizes import format_bytes, parse_budget
 from .bounds import LowerBound
 from .closure import evictions
 from .facts import Facts
-from .plan import Plan
+from .plan import Plan, Stage
 from .search import PlanSet, improve
 from .segments import Curve, choose_cuts, fewer_cuts, solve_segments
 from .simulate import Judge, Simulation
@@ -36,6 +36,7 @@ _MOST_TRIED = 20  # plans of the curve that are judged for a budget
 _SEARCHED_OPS = 1_500  # larger traces are not searched: the judge takes too long
 _SEARCHED_WORK = 100_000  # ops and nodes that the judge goes through for the plans of the search
 _SMALL, _SMALL_WORK = 150, 300_000  # ops, and work, of traces that are searched more closely
+_MEDIUM = 100  # ops; of larger traces plans that keep nothing take too long to judge
 _EVICTED_STAGES = 4  # ways to cut a trace into stages from which values are evicted one by one
 _EVICTED_WORK = 60_000
 _FRONTIER_POINTS = 40
@@ -97,6 +98,8 @@ class _Library:
         self._points: list[tuple[int, float]] = []  # of the curve
         self._judged_plans: dict[int, Plan] = {}
         self.lower_bound = LowerBound(facts)
+        # What comes after is found by seconds, which differ from run to run: no promise.
+        self.smallest_budget = self.plain.peak_bytes
         if facts.count and saved:
             self._solve(facts)
 
@@ -109,6 +112,10 @@ class _Library:
         for number in _spread(count, judged):
             self._plans.offer(curve.plan(number))
         where = cuts if facts.count > 40 else list(range(facts.count + 1))
+        if facts.count <= _MEDIUM:
+            for firsts in ([0], where[:-1], range(facts.count)):
+                self._plans.offer(Plan(frozenset(), tuple(map(Stage, firsts))))
+        self.smallest_budget = self._plans.plans[0].peak_bytes
         if facts.count <= _SEARCHED_OPS:
             self._evict(facts, where[:-1])
             work = _SMALL_WORK if facts.count <= _SMALL else _SEARCHED_WORK
@@ -122,10 +129,6 @@ class _Library:
             plans = list(evictions(facts, stages))
             for number in _spread(len(plans), most):
                 self._plans.offer(plans[number])
-
-    @property
-    def smallest_budget(self) -> int:
-        return self._plans.plans[0].peak_bytes
 
     @property
     def plans(self) -> list[Plan]:
@@ -213,7 +216,7 @@ def frontier(trace: Trace) -> Frontier:
     Plan(keeps 3 values, 4 stages, peak 32 B, 3.5 s extra)
     """
     library = _library(trace)
-    least, most = library.smallest_budget, library.plain.peak_bytes
+    least, most = library.plans[0].peak_bytes, library.plain.peak_bytes
     steps = (least + (most - least) * n // _FRONTIER_POINTS for n in range(_FRONTIER_POINTS + 1))
     budgets = sorted({*steps, *(plan.peak_bytes for plan in library.plans)})
     points: list[FrontierPoint] = []

@@ -19,7 +19,6 @@ from .simulate import Judge, Simulation
 __all__ = ["PlanSet", "improve"]
 
 _SMALL = 10  # ops; of larger traces not all changes are tried
-_MEDIUM = 100  # ops; of larger traces plans that keep nothing take too long to judge
 _MOST_LIKELY = 12  # changes of a kind
 _FEW = 2  # forward passes
 
@@ -71,8 +70,6 @@ def improve(plans: PlanSet, facts: Facts, cuts: list[int], *, most: int) -> None
     most += plans.work
     is_small = facts.count <= _SMALL
     moves = _AllMoves(facts, cuts) if is_small else _LikelyMoves(facts, cuts, plans.judge)
-    for extreme in moves.extremes() if facts.count <= _MEDIUM else ():
-        plans.offer(extreme)
     for changes in (1, 2) if is_small else (1,):
         explored: set[Plan] = set()
         while (plan := _widest(plans.plans, explored, facts.trace.seconds)) is not None:
@@ -115,11 +112,6 @@ class _AllMoves:
             and not facts.outlives[v]
             and (readers or facts.users[v])
         ]
-
-    def extremes(self) -> Iterator[Plan]:
-        """Plans that keep nothing."""
-        for firsts in ([0], [0, *self._cuts], range(self._facts.count)):
-            yield Plan(frozenset(), tuple(Stage(first) for first in firsts))
 
     def around(self, plan: Plan, changes: int) -> Iterator[Plan]:
         """Yield what becomes of a plan by so many changes."""

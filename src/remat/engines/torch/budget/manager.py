@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -31,8 +32,7 @@ Planner = Callable[[Trace, int], Plan]
 _FORWARD_SHARE = (
     0.7  # of the budget is what an unplanned forward pass may hold: backward needs room
 )
-_REFINED = 1  # passes after which a plan is made again, with seconds of warm kernels
-_CORRECTED = 3  # passes after which measured peaks are no longer compared with predicted ones
+_CORRECTED = 3  # passes after which plans stay as they are
 _MANY = 32  # plans that are remembered
 
 
@@ -153,7 +153,9 @@ class Budget:
         if ended.follower.is_complete and ended.follows:
             planned = ended.follower.current
             assert planned is not None
-            self._ran_again(planned, ended)
+            planned.passes += 1
+            self.planned.remove(planned)
+            self.planned.insert(0, planned)
         else:
             self._plan(ended)
 
@@ -161,7 +163,7 @@ class Budget:
         followed = ended.follower.current
         if followed is not None and ended.follows and ended.follower.is_complete:
             self._report(ended, followed)
-            self._correct(ended, followed)
+            self._plan_again(ended, followed)
         else:
             planned = next((p for p in self.planned if p.keys == ended.tracer.keys), None)
             if planned is not None:
@@ -208,33 +210,36 @@ class Budget:
             smallest=needed,
         )
 
-    def _ran_again(self, planned: Planned, ended: BudgetedPass) -> None:
-        self.planned.remove(planned)
-        self.planned.insert(0, planned)
-        planned.passes += 1
-        if planned.passes == _REFINED:
-            # The first pass was cold: kernels were loaded, memory was new.
-            seconds = list(map(min, planned.seconds, ended.tracer.seconds))
-            seconds = agreed_seconds(planned.keys, seconds, passes=planned.passes)
-            trace = ended.tracer.trace(seconds)
-            again = self._remember(planned.keys, trace, seconds, planned.reserved)
-            again.passes = planned.passes
+    def _plan_again(self, ended: BudgetedPass, followed: Planned) -> None:
+        """Plan again after the first warm pass, and after one that took more than its plan says.
 
-    def _correct(self, ended: BudgetedPass, followed: Planned) -> None:
-        """Plan for less if a pass took more than its plan says, and more than the budget.
-
-        What the backward of an op allocates for itself is not in the trace.
+        Now and not earlier: planning takes memory, too, and what backward has used is gone.
         """
         planned = next((p for p in self.planned if p.keys == followed.keys), None)
         if planned is None or planned.passes > _CORRECTED:
             return
+        reserved = self._reserved(ended, followed, planned)
+        if planned.is_warm and reserved == planned.reserved:
+            return
+        trace, seconds = planned.trace, planned.seconds
+        if not planned.is_warm:  # in the first pass kernels were loaded, and memory was new
+            seconds = list(map(min, seconds, ended.tracer.seconds))
+            seconds = agreed_seconds(planned.keys, seconds, passes=planned.passes)
+            trace = ended.tracer.trace(seconds)
+        planned.is_warm = True
+        with suppress(BudgetTooSmallError):  # other seconds, other plans: the one before fits
+            again = self._remember(planned.keys, trace, seconds, reserved)
+            again.passes, again.is_warm = planned.passes, True
+
+    def _reserved(self, ended: BudgetedPass, followed: Planned, planned: Planned) -> int:
+        """Return the bytes to leave for what passes take and traces do not show.
+
+        What the backward of an op allocates for itself is not in the trace.
+        """
         excess = ended.meter.peak - followed.plan.peak_bytes
         is_kept = ended.meter.peak <= self._bytes(followed.trace.plain_peak)
         reserved = planned.reserved if is_kept else max(planned.reserved, excess)
-        reserved = agreed_bytes(planned.keys, reserved, passes=planned.passes)
-        if reserved > planned.reserved:
-            again = self._remember(planned.keys, planned.trace, planned.seconds, reserved)
-            again.passes = planned.passes
+        return agreed_bytes(planned.keys, reserved, passes=planned.passes)
 
     def _report(self, ended: BudgetedPass, planned: Planned) -> None:
         self.last = PassRecord(
