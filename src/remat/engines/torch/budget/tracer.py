@@ -68,9 +68,11 @@ _CONVOLUTIONS = frozenset([torch.ops.aten.convolution.default])
 def _is_reordered(tensor: Tensor) -> bool:
     """Return whether the backward of a convolution copies what it reads into blocks of channels.
 
-    On the CPU oneDNN does so, unless the channels come last already.
+    On the CPU oneDNN does so, unless the channels come last already. Below a megabyte it is not
+    worth planning for.
     """
-    return tensor.device.type == "cpu" and tensor.is_contiguous()
+    is_large = tensor.nbytes >= 1 << 20
+    return is_large and tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
 class Tracer:
