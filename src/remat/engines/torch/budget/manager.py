@@ -32,6 +32,7 @@ _FORWARD_SHARE = (
 )
 _REFINED = 1  # passes after which a plan is made again, with seconds of warm kernels
 _CORRECTED = 3  # passes after which measured peaks are no longer compared with predicted ones
+_TOLERANCE = 1.05  # times the budget is what a pass may take without a warning
 _MANY = 32  # plans that are remembered
 
 
@@ -251,6 +252,8 @@ class Budget:
 
 def _warn_of_more(trace: Trace, budget: int, smallest: int, reserved: int) -> None:
     needed = smallest + reserved
+    if needed <= _TOLERANCE * budget:
+        return  # as near as peaks are predicted
     warn_once(
         ("budget exceeded", trace.signature, budget),
         f"a pass takes {reserved} bytes ({format_bytes(reserved)}) more than its ops show, so it "
