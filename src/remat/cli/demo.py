@@ -143,5 +143,6 @@ def _train(arguments: argparse.Namespace, target: Path | None) -> None:
     print(training_grid(result.plain, result.budgeted, result.budget_bytes).text(), end="")
     same = "the same losses, bit for bit" if not result.loss_difference else "other losses"
     print(f"{arguments.model}: {same} (largest difference {result.loss_difference:g}).")
+    print("The peak is that of the fourth step and later ones: the first three record and plan.")
     if picture:
         print(f"Memory over time: {picture}")

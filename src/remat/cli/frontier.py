@@ -68,14 +68,22 @@ def _made_by(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     try:
         function = getattr(import_module(module), name)
     except ImportError as error:
-        raise ValueError(f"{module} cannot be imported: {error}") from None
+        raise ValueError(
+            f"{module} cannot be imported: {error}; modules are looked for in {os.getcwd()} and "
+            "where Python finds installed ones"
+        ) from None
     except AttributeError:
-        raise ValueError(f"{module} has no {name}") from None
+        raise ValueError(
+            f"{module} has no {name}; name a function of it that makes a model"
+        ) from None
     finally:
         sys.path.remove(os.getcwd())
+    if not callable(function):
+        kind = type(function).__name__
+        raise TypeError(f"{target} is no function that makes a model and its inputs, got {kind}")
     made = function()
     if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]):
-        raise TypeError(f"{target}() returns (model, inputs), got {type(made).__name__}")
+        raise TypeError(f"{target}() is to return (model, inputs), got {type(made).__name__}")
     model, inputs = made
     if isinstance(inputs, dict):
         return model, (), inputs

@@ -63,7 +63,9 @@ class MemorySampler:
         self.interval = interval
         self.seconds: list[float] = []
         self.bytes: list[int] = []
+        self.step_peaks: list[int] = []  # the first one is of what came before any step
         self.peak_bytes = 0
+        self._first = 0  # the first sample of the current step
 
     def __enter__(self) -> Self:
         self._stop = threading.Event()
@@ -86,9 +88,22 @@ class MemorySampler:
         self._stop.set()
         self._thread.join()
         self._sample()
-        self.peak_bytes = max(self.bytes)
+        self._end_step()
+        self.peak_bytes = max(self.step_peaks)
+
+    def begin_step(self) -> None:
+        """Count from the level of this moment on; `step_peaks` has the peaks of earlier steps."""
+        self._end_step()
+        self._exact = _reset_high_water()
+        self._base = resident_bytes()
+        self._first = len(self.bytes)
+        self._sample()
+
+    def _end_step(self) -> None:
+        peak = max(self.bytes[self._first :])
         if self._exact:  # the system misses nothing between two samples
-            self.peak_bytes = max(self.peak_bytes, peak_bytes() - self._base)
+            peak = max(peak, peak_bytes() - self._base)
+        self.step_peaks.append(peak)
 
     def _sample_until_stopped(self) -> None:
         while not self._stop.wait(self.interval):

@@ -33,6 +33,7 @@ _FORWARD_SHARE = (
     0.7  # of the budget is what an unplanned forward pass may hold: backward needs room
 )
 _CORRECTED = 3  # passes after which plans stay as they are
+_TOLERANCE = 1.05  # times the budget is what a pass may take without a warning
 _MANY = 32  # plans that are remembered
 
 
@@ -257,6 +258,8 @@ class Budget:
 
 def _warn_of_more(trace: Trace, budget: int, smallest: int, reserved: int) -> None:
     needed = smallest + reserved
+    if needed <= _TOLERANCE * budget:
+        return  # as near as peaks are predicted
     warn_once(
         ("budget exceeded", trace.signature, budget),
         f"a pass takes {reserved} bytes ({format_bytes(reserved)}) more than its ops show, so it "

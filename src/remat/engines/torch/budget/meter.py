@@ -41,6 +41,10 @@ class StorageMeter:
         self.curve.append(self.live)
         return True
 
+    def had(self, nbytes: int) -> None:
+        """Count memory that a kernel had besides, while it made what was counted last."""
+        self.peak = max(self.peak, self.live + nbytes)
+
     def remove(self, tensor: Tensor) -> None:
         """Count the storage of a tensor no longer."""
         if is_plain(tensor):

@@ -106,6 +106,7 @@ class BudgetedPass:
         self._held_on: dict[int, list[ref[Value]]] = {}
         self._is_forward = True
         self._accounting: PassAccounting | None = None  # if profilers track when the first op runs
+        self._kernel_workspace = 0  # of the op whose backward runs next
         self._task = -1  # the backward pass whose end it waits for
 
     # -- forward -----------------------------------------------------------------------------------
@@ -247,6 +248,7 @@ class BudgetedPass:
         if torch.is_grad_enabled():
             return  # a gradient that is part of a graph
         self.tracer.used(saved.node)
+        self._kernel_workspace = self.tracer.kernel_workspace.get(saved.node, 0)
         task = current_graph_task()
         if task not in (-1, self._task):
             self._task = task
@@ -262,6 +264,9 @@ class BudgetedPass:
         for tensor in flat(out):
             if isinstance(tensor, Tensor):
                 self.meter.add(tensor)
+        if self._kernel_workspace:
+            self.meter.had(self._kernel_workspace)
+            self._kernel_workspace = 0
 
     def replaying(self, values: Mapping[Value, Tensor]) -> None:
         for value in reversed(list(values)):  # the last ones are new

@@ -62,6 +62,19 @@ _SAVE_THEIR_OUTPUT = frozenset(
 )
 
 
+_CONVOLUTIONS = frozenset([torch.ops.aten.convolution.default])
+
+
+def _is_reordered(tensor: Tensor) -> bool:
+    """Return whether the backward of a convolution copies what it reads into blocks of channels.
+
+    On the CPU oneDNN does so, unless the channels come last already. Below a megabyte it is not
+    worth planning for.
+    """
+    is_large = tensor.nbytes >= 1 << 20
+    return is_large and tensor.device.type == "cpu" and tensor.is_contiguous()
+
+
 class Tracer:
     """Numbers the ops and values of a pass; holds none of the values."""
 
@@ -71,6 +84,7 @@ class Tracer:
         self._seconds: list[float] = []
         self._saves: list[dict[int, None]] = []
         self._workspace: dict[int, int] = {}
+        self.kernel_workspace: dict[int, int] = {}  # that no tensor shows, by op
         self._values: list[TracedValue] = []
         self._names: dict[int, str] = {}
         self._freed: dict[int, int] = {}
@@ -111,6 +125,10 @@ class Tracer:
             if before is None:
                 self.plain_bytes += self._values[-1].nbytes
         makes = tuple(self.number(value) for value, _ in made)
+        if op.traits.func in _CONVOLUTIONS and _is_reordered(made[0][1]):
+            largest = max(self._values[read].nbytes for read in reads)
+            self.kernel_workspace[number] = largest + self._values[-1].nbytes
+            self.needs_workspace(number, self.kernel_workspace[number])
         module = self._module_path(op)
         self._ops.append(
             _Noted(op.traits.func, op.location, module, key_of(op, made), reads, makes)
