@@ -22,7 +22,8 @@ class Planned:
         self.plan = plan
         self.seconds = seconds  # the least that every op has taken
         self.passes = 0  # that followed it to the end
-        self.is_warm = False  # whether the seconds are of more than a first pass
+        # What to plan with when backward has ended: a trace, and the least seconds of its ops.
+        self.refined: tuple[Trace, list[float]] | None = None
         self.reserved = 0  # bytes of the budget that are left for what the trace does not know
         self.starts = [stage.first_op for stage in plan.stages]
         self.keeps = [

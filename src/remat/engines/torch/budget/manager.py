@@ -32,6 +32,7 @@ Planner = Callable[[Trace, int], Plan]
 _FORWARD_SHARE = (
     0.7  # of the budget is what an unplanned forward pass may hold: backward needs room
 )
+_REFINED = 1  # passes after which a plan is made again, with seconds of warm kernels
 _CORRECTED = 3  # passes after which plans stay as they are
 _TOLERANCE = 1.05  # times the budget is what a pass may take without a warning
 _MANY = 32  # plans that are remembered
@@ -154,9 +155,7 @@ class Budget:
         if ended.follower.is_complete and ended.follows:
             planned = ended.follower.current
             assert planned is not None
-            planned.passes += 1
-            self.planned.remove(planned)
-            self.planned.insert(0, planned)
+            self._ran_again(planned, ended)
         else:
             self._plan(ended)
 
@@ -211,6 +210,16 @@ class Budget:
             smallest=needed,
         )
 
+    def _ran_again(self, planned: Planned, ended: BudgetedPass) -> None:
+        self.planned.remove(planned)
+        self.planned.insert(0, planned)
+        planned.passes += 1
+        if planned.passes == _REFINED:
+            # The first pass was cold: kernels were loaded, memory was new.
+            seconds = list(map(min, planned.seconds, ended.tracer.seconds))
+            seconds = agreed_seconds(planned.keys, seconds, passes=planned.passes)
+            planned.refined = ended.tracer.trace(seconds), seconds
+
     def _plan_again(self, ended: BudgetedPass, followed: Planned) -> None:
         """Plan again after the first warm pass, and after one that took more than its plan says.
 
@@ -220,17 +229,13 @@ class Budget:
         if planned is None or planned.passes > _CORRECTED:
             return
         reserved = self._reserved(ended, followed, planned)
-        if planned.is_warm and reserved == planned.reserved:
+        if planned.refined is None and reserved == planned.reserved:
             return
-        trace, seconds = planned.trace, planned.seconds
-        if not planned.is_warm:  # in the first pass kernels were loaded, and memory was new
-            seconds = list(map(min, seconds, ended.tracer.seconds))
-            seconds = agreed_seconds(planned.keys, seconds, passes=planned.passes)
-            trace = ended.tracer.trace(seconds)
-        planned.is_warm = True
+        trace, seconds = planned.refined or (planned.trace, planned.seconds)
+        planned.refined = None
         with suppress(BudgetTooSmallError):  # other seconds, other plans: the one before fits
             again = self._remember(planned.keys, trace, seconds, reserved)
-            again.passes, again.is_warm = planned.passes, True
+            again.passes = planned.passes
 
     def _reserved(self, ended: BudgetedPass, followed: Planned, planned: Planned) -> int:
         """Return the bytes to leave for what passes take and traces do not show.
