@@ -32,20 +32,18 @@ def test_a_gradient_within_a_budget_has_the_bits_of_autograd(budget: Any) -> Non
         assert torch.equal(value, steps(X))
 
 
-def sines(gradient: Any) -> int:
-    """Count the sines that PyTorch computes."""
+def exponentials(gradient: Any) -> int:
+    """Count what PyTorch computes again first: backward has no use for it by itself."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         gradient(X)
-    return sum(event.count for event in profile.key_averages() if event.key == "aten::sin")
+    return sum(event.count for event in profile.key_averages() if event.key == "aten::exp")
 
 
 def test_a_budget_makes_it_recompute() -> None:
     tight, wide = (remat.grad(steps, memory_budget=budget) for budget in (0.5, "1GB"))
     tight(X)
     wide(X)
-    # (The profiler sees an op twice: when it is recorded, and when it runs.)
-    assert sines(wide) == 16
-    assert sines(tight) > 16
+    assert exponentials(tight) > exponentials(wide)
 
 
 def test_a_budget_that_is_too_small_is_refused_and_leaves_nothing_on() -> None:
