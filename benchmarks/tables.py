@@ -76,6 +76,18 @@ class Section:
     figures: tuple[Figure, ...]
 
 
+def _numpy_scopes(name: str, title: str) -> tuple[Figure, ...]:
+    return (
+        Figure(f"{name}: memory", "", percent, f"{title}: reduction of a plain gradient's peak"),
+        Figure(f"{name}: other gradients", "", number, "gradients with other bits"),
+        Figure(f"{name}: time", "", times, "time, plain gradient = 1"),
+        Figure(f"{name}: everything held", "", times, "`use_recomputation=False`: time, plain = 1"),
+        Figure(
+            f"{name}: budget", "", percent, "`memory_budget` of half the plain peak: peak, of it"
+        ),
+    )
+
+
 def _network(name: str, title: str) -> tuple[Figure, ...]:
     return (
         Figure(f"{name}: time against plain", "", times, f"{title}: time of a pass, plain = 1"),
@@ -211,6 +223,17 @@ SECTIONS = (
             Figure("budget of 64 MB", "", percent, '`memory_budget="64MB"`: peak, of the budget'),
             Figure("growth", "", number, "bytes for each further step, from 10,000 to 100,000"),
             Figure("raw speed", "", times, "forward only: time, a Python loop by hand = 1"),
+        ),
+    ),
+    Section(
+        "numpy_scopes",
+        "Scopes and budgets on NumPy",
+        "`remat.CheckpointScope` around every step or layer of plain NumPy functions, next to\n"
+        "`remat.grad` without scopes; and a memory budget in their place.",
+        (
+            *_numpy_scopes("wave", "50 steps of a wave on 512 x 512"),
+            *_numpy_scopes("attention", "4 layers of attention"),
+            *_numpy_scopes("residual", "4 residual blocks"),
         ),
     ),
     Section(

@@ -108,6 +108,17 @@ class CheckpointManager:
     >>> with remat.CheckpointManager(memory_budget=0.6) as manager:
     ...     for _ in range(3):
     ...         model(torch.ones(512, 64)).sum().backward()
+
+    >>> import numpy as np
+    >>> def f(x):
+    ...     for _ in range(6):
+    ...         x = np.tanh(np.sin(x) * 1.1)
+    ...     return np.sum(x)
+    >>> with remat.CheckpointManager(memory_budget=0.6) as manager:
+    ...     for _ in range(3):
+    ...         gradient = remat.grad(f)(np.linspace(0.0, 1.0, 100_000))
+    >>> manager.last_pass.recomputed_ops > 0
+    True
     """
 
     def __init__(

@@ -125,6 +125,15 @@ def frontier(model_or_function: Callable[..., Any], /, *inputs: Any, **kwargs: A
     >>> curve = remat.frontier(torch.nn.Sequential(*layers), torch.ones(512, 64))
     >>> curve.points[0].peak_bytes < curve.knee.peak_bytes <= curve.plain_peak_bytes
     True
+
+    >>> import numpy as np
+    >>> def f(x):
+    ...     for _ in range(6):
+    ...         x = np.tanh(np.sin(x) * 1.1)
+    ...     return np.sum(x)
+    >>> curve = remat.frontier(f, np.linspace(0.0, 1.0, 100_000))
+    >>> curve.points[0].peak_bytes < curve.plain_peak_bytes
+    True
     """
     return Frontier(_trace_of(model_or_function, inputs, kwargs))
 

@@ -105,6 +105,15 @@ class CheckpointScope:
     1
     >>> y.sum().backward()
 
+    On NumPy it works inside of a function that is being differentiated:
+
+    >>> import numpy as np, remat
+    >>> def f(x):
+    ...     with CheckpointScope("encoder"):
+    ...         return np.sum(np.sin(np.exp(x)))
+    >>> remat.grad(f)(np.zeros(2)).round(3)
+    array([0.54, 0.54])
+
     With `enabled=False` it has no effect. With `use_recomputation=False` it keeps what plain
     autograd keeps, and accounts for it: profilers see it, and `checkpoint(tensor)` drops single
     tensors. A `policy` says what is kept inside (`remat.policies`). Scopes nest, can be entered
@@ -202,6 +211,17 @@ def mark_checkpoint(tensor: Any) -> Any:
     ...     y = torch.cos(torch.sin(h))
     >>> len(scope.nodes[0].saved_activations)
     1
+
+    >>> import numpy as np, remat
+    >>> def f(x):
+    ...     with CheckpointScope("encoder") as scope:
+    ...         h = mark_checkpoint(np.exp(x))
+    ...         y = np.cos(np.sin(h))
+    ...     print(len(scope.nodes[0].saved_activations))
+    ...     return np.sum(y)
+    >>> remat.grad(f)(np.zeros(2)).round(3)
+    1
+    array([-0.403, -0.403])
     """
     return engine_with_scopes(tensor).mark(tensor)
 
