@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import remat
-from remat.engines.numpy.follow import plain
+from remat.engines.numpy.array_function import plain
 
 from .every_function import (
     PATTERNS,

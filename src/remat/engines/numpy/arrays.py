@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stores import Narrow, overflow_error
-from .follow import plain
+from .array_function import plain
 
 __all__ = ["Kind", "NumpyArrays"]
 

@@ -2,7 +2,7 @@
 
 HIPS autograd records through *boxes*. Its own boxes follow operators and ufuncs; ours, which only
 appear in traces that remat starts, also follow plain NumPy functions (`__array_function__`, see
-`follow.py`) and work in place the way NumPy arrays do:
+`array_function.py`) and work in place the way NumPy arrays do:
 
 1. An in-place change gives the box a new value and a new place in the graph; the old array stays
    as it was, since derivative rules still refer to it. The new one has the same strides.
@@ -24,8 +24,8 @@ from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import isbox, trace_primitives_map
 
 from ...errors import UnsupportedError
-from . import follow, pickles
-from .follow import plain
+from . import array_function, pickles
+from .array_function import plain
 from .nodes import LoggedNode, Node, OpLog, cast, shape_and_dtype
 from .views import Chain, Link, Origin, has_strides_of, replaced, written
 
@@ -64,7 +64,7 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
     __slots__ = ("__weakref__",)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return follow.call(func, args, kwargs)
+        return array_function.call(func, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(np.ndarray, name):
@@ -96,7 +96,7 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
                 f"np.{ufunc.__name__} is not followed with where=; use np.where on its result"
             )
         if method != "__call__":
-            result = follow.ufunc_method(ufunc, method, inputs, kwargs)
+            result = array_function.ufunc_method(ufunc, method, inputs, kwargs)
         else:
             wrapper = trace_primitives_map.get(ufunc)
             if wrapper is None:
@@ -109,7 +109,7 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(value, TracedView) and value.is_item(self, index):
             return  # `x[i] += y` has written through the view already
-        self._become(replaced(self, index, follow.as_array(value)))
+        self._become(replaced(self, index, array_function.as_array(value)))
 
     def __iter__(self) -> Iterator[Any]:
         if not self.ndim:
@@ -227,22 +227,22 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
 
     def transpose(self, *axes: Any) -> Any:
         order = axes[0] if len(axes) == 1 else axes or None
-        return follow.call(np.transpose, (self, order), {})
+        return array_function.call(np.transpose, (self, order), {})
 
     def reshape(self, *shape: Any, order: str = "C") -> Any:
         sizes = shape[0] if len(shape) == 1 else shape
         if order == "C":  # the usual case, without a look at the options
             return anp.reshape(self, sizes)
-        return follow.call(np.reshape, (self, sizes), {"order": order})
+        return array_function.call(np.reshape, (self, sizes), {"order": order})
 
     def ravel(self, order: str = "C") -> Any:
-        return anp.ravel(self) if order == "C" else follow.call(np.ravel, (self, order), {})
+        return anp.ravel(self) if order == "C" else array_function.call(np.ravel, (self, order), {})
 
     def compress(self, condition: Any, axis: int | None = None) -> Any:
-        return follow.call(np.compress, (condition, self, axis), {})
+        return array_function.call(np.compress, (condition, self, axis), {})
 
     def sort(self, axis: int = -1, **options: Any) -> None:
-        self[...] = follow.call(np.sort, (self, axis), options)
+        self[...] = array_function.call(np.sort, (self, axis), options)
 
     def item(self, *place: Any) -> Any:
         if not place and self.size != 1:
@@ -262,8 +262,8 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
     conjugate = conj
     # (autograd's forgets the byte order.)
     dtype = property(lambda self: shape_and_dtype(self)[1])
-    real = property(lambda self: follow.call(np.real, (self,), {}))
-    imag = property(lambda self: follow.call(np.imag, (self,), {}))
+    real = property(lambda self: array_function.call(np.real, (self,), {}))
+    imag = property(lambda self: array_function.call(np.imag, (self,), {}))
     mT = property(lambda self: anp.swapaxes(self, -1, -2))
     nbytes = property(lambda self: np.asarray(self._value).nbytes)
     itemsize = property(lambda self: np.asarray(self._value).itemsize)
@@ -288,7 +288,7 @@ def _method(name: str) -> Any:
     function = getattr(np, name)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return follow.call(function, (self, *args), kwargs)
+        return array_function.call(function, (self, *args), kwargs)
 
     method.__name__ = name
     return method

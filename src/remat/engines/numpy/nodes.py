@@ -11,7 +11,7 @@ from autograd.core import VJPNode, VSpace, primitive_vjps, sparse_add
 from autograd.tracer import isbox, notrace_primitives
 
 from ...errors import UnsupportedError
-from .follow import memory_of, plain
+from .array_function import memory_of, plain
 from .recording.records import Value
 from .recording.region import free, is_pure, threads
 from .views import Link, Origin, make_link

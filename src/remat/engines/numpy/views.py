@@ -22,7 +22,7 @@ from autograd.extend import defvjp, primitive
 from autograd.numpy.numpy_vjps import unbroadcast_f
 
 from ...errors import UnsupportedError
-from .follow import memory_of, plain
+from .array_function import memory_of, plain
 
 __all__ = [
     "Chain",

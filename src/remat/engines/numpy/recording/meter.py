@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..follow import memory_of
+from ..array_function import memory_of
 
 __all__ = ["Meter"]
 

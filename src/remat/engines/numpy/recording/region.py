@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from ....plans.policy import Candidate, Decision, Policy, SaveEverything, SaveNothing
+from ..array_function import memory_of
 from ..fingerprints import fingerprint
-from ..follow import memory_of
 from .accounting import RegionAccounting, accounting_of
 from .constants import Constants, UnknownOperandError
 from .records import Op, Value

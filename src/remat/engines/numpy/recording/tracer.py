@@ -14,7 +14,7 @@ from ....plans.following import Key
 from ....plans.trace import Kind, Trace
 from ....plans.trace import Op as TracedOp
 from ....plans.trace import Value as TracedValue
-from ..follow import memory_of
+from ..array_function import memory_of
 from ..source_location import location_of_caller
 from .records import Value
 from .region import drop

@@ -14,7 +14,7 @@ from autograd.numpy.numpy_vjps import unbroadcast_f
 from autograd.tracer import isbox
 
 from ....errors import UnsupportedError
-from ..follow import as_array, has_box, numpy_functions, plain, refuse, rule_for
+from ..array_function import as_array, has_box, numpy_functions, plain, refuse, rule_for
 from ..views import in_c_order, in_order_of
 
 # -- joining ---------------------------------------------------------------------------------------

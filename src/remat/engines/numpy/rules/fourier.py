@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from autograd.extend import defvjp, primitive
 
-from ..follow import as_array, rule_for
+from ..array_function import as_array, rule_for
 
 
 @primitive  # type: ignore[untyped-decorator]

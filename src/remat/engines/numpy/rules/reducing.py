@@ -9,7 +9,7 @@ import numpy as np
 from autograd.extend import defvjp, primitive
 
 from ....errors import UnsupportedError
-from ..follow import as_array, numpy_functions, refuse, rule_for
+from ..array_function import as_array, numpy_functions, refuse, rule_for
 from ..views import in_order_of
 
 # -- sums and means --------------------------------------------------------------------------------
