@@ -367,3 +367,20 @@ def test_a_function_without_gradients_has_no_frontier() -> None:
         remat.frontier(lambda x: x * 2, torch.ones(3))
     with pytest.raises(TypeError, match="a model or a function"):
         remat.frontier(3, torch.ones(3))
+
+
+def test_layers_that_are_unfrozen_are_planned_anew() -> None:
+    """What fits without recomputation while most layers are frozen need not fit afterwards."""
+    layers = [nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(8)]
+    model = nn.Sequential(*layers)
+    x = torch.randn(512, 32)
+    plain = remat.frontier(model, x).plain_peak_bytes
+    remat.auto_checkpoint(model, memory_budget=int(0.6 * plain))
+    layers_but_the_last = model[:-1].requires_grad_(False)
+    for _ in range(4):
+        model(x).sum().backward()
+    layers_but_the_last.requires_grad_(True)
+    with remat.CheckpointProfiler() as profiler:
+        for _ in range(2):
+            model(x).sum().backward()
+    assert profiler.recompute_count() > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .... import trees
@@ -13,6 +14,9 @@ from ..backend import never_compiled
 from .manager import Budget, Planner, run_within
 
 __all__ = ["BudgetedForward", "budgeted_forward_of", "restore_forward", "set_budget"]
+
+
+_DEVICES = ("cpu", "cuda", "xpu", "mps")  # that autocast is switched on for
 
 
 class BudgetedForward:
@@ -26,11 +30,11 @@ class BudgetedForward:
     def __init__(self, forward: Callable[..., Any], budget: Budget) -> None:
         self.__wrapped__ = forward
         self.budget = budget
-        self._plain: set[Any] = set()  # inputs for which nothing has to be recomputed
+        self._plain: set[Any] = set()  # calls for which nothing has to be recomputed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         budget = self.budget
-        key = _shapes(args, kwargs)
+        key = _modes(self.__wrapped__), _shapes(args, kwargs)
         if key in self._plain or not budget.can_begin():
             return self.__wrapped__(*args, **kwargs)
         result = run_within(budget, self.__wrapped__, args, kwargs)
@@ -76,6 +80,18 @@ def budgeted_forward_of(module: nn.Module) -> BudgetedForward | None:
     """Return the forward of a module, if it keeps to a budget."""
     forward = module.__dict__.get("forward")
     return forward if isinstance(forward, BudgetedForward) else None
+
+
+def _modes(forward: Callable[..., Any]) -> Any:
+    """Return what a user may switch between calls: training, gradients of parameters, autocast."""
+    module = getattr(forward, "__self__", None)
+    if not isinstance(module, nn.Module):
+        return object()  # not known: never the same
+    return (
+        tuple(each.training for each in module.modules()),
+        tuple(parameter.requires_grad for parameter in module.parameters()),
+        tuple(map(torch.is_autocast_enabled, _DEVICES)),
+    )
 
 
 def _shapes(args: Any, kwargs: Any) -> Any:

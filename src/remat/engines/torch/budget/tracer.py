@@ -324,8 +324,11 @@ class _Noted(NamedTuple):
 
 
 def key_of(op: Op, made: Made) -> Key:
-    """Return what an op is known by when the same program runs again."""
-    shapes = tuple(read.size for read in op.reads)
+    """Return what an op is known by when the same program runs again.
+
+    A parameter that was frozen since, or trains again, makes it another program.
+    """
+    shapes = tuple((*read.size, read.origin is Origin.PARAMETER) for read in op.reads)
     return op.traits.func, shapes, tuple(nbytes_of(tensor) for _, tensor in made)
 
 
