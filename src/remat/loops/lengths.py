@@ -108,7 +108,7 @@ class KnownLength:
             if on_measured:
                 on_measured(measured)
             if options.needs_measuring:
-                measured = measured.stored(_stored_bytes(options.store, steps, initial))
+                measured = measured.to_plan_with(_stored_bytes(options.store, steps, initial))
             if options.has_two_tiers:
                 disk = self._measure_disk(steps, first, measured)
         elif options.steps:

@@ -44,10 +44,12 @@ class Measured(NamedTuple):
     working_bytes: int  # what a pass needs beside its checkpoints
     input_bytes: int = 0  # of a step, on its tape; 0: as many as those of a state that is held
     recording_cost: int = 0  # of one call of autograd, in steps, for any number of tapes
+    unseen_bytes: int = 0  # that other tapes may take beyond those that were measured
 
-    def stored(self, nbytes: int) -> Measured:
-        """Return the same for states that take `nbytes` in their store."""
-        return self._replace(state_bytes=nbytes, input_bytes=self.state_bytes)
+    def to_plan_with(self, nbytes: int) -> Measured:
+        """Return what to plan with, for states that take `nbytes` in their store."""
+        tape = self.tape_bytes + self.unseen_bytes
+        return self._replace(state_bytes=nbytes, tape_bytes=tape, input_bytes=self.state_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class LoopOptions:
             yield Advance(at, self.steps)
 
     def _within_budget(self, measured: Measured, disk: Disk | None) -> Schedule:
-        state, tape, working, given, recording_cost = measured
+        state, tape, working, given, recording_cost, _ = measured
         budget = parse_memory(self.memory_budget, self.steps, measured)
         everything = working + (self.steps - 1) * (tape - (given or state))
         if self.schedule == "auto" and everything <= budget:
@@ -214,7 +216,7 @@ def check_budget(num_checkpoints: int | None, memory_budget: Budget | None) -> N
 
 def parse_memory(budget: Budget | None, steps: int, measured: Measured) -> int:
     """Return a budget in bytes, and say so if not even one step fits into it."""
-    state, tape, working, given, _ = measured
+    state, tape, working, given, *_ = measured
     assert budget is not None
     size = parse_budget(budget, whole=working + max(0, steps - 1) * (tape - (given or state)))
     if size < working:

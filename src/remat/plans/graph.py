@@ -213,7 +213,7 @@ def frontier(trace: Trace) -> Frontier:
     >>> [(point.peak_bytes, point.extra_seconds) for point in curve.points][-3:]
     [(64, 1.0), (72, 0.5), (80, 0.0)]
     >>> curve.knee.plan
-    Plan(keeps 3 values, 4 stages, peak 32 B, 3.5 s extra)
+    Plan(keeps 3 values, 5 stages, peak 32 B, 3 s extra)
     """
     library = _library(trace)
     least, most = library.plans[0].peak_bytes, library.plain.peak_bytes

@@ -289,7 +289,8 @@ class Steps:
         # for what the allocator keeps for itself (measured from outside: up to 0.4 MB of 2 MB).
         working = 4 * state_bytes + peak + peak // 4
         unseen = min(made // 4, _FREE_LIST_BYTES)
-        return recorded, Measured(state_bytes, made + unseen + _TAPE_BYTES + state_bytes, working)
+        tape_bytes = made + _TAPE_BYTES + state_bytes
+        return recorded, Measured(state_bytes, tape_bytes, working, unseen_bytes=unseen)
 
     def _idle_bytes(self, recorded: RecordedStep, known: list[int]) -> int:
         """Return the bytes of a state that no tape needs, neither that before nor that after."""
