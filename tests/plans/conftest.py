@@ -1,8 +1,12 @@
-"""Here plans are searched for as they are for users."""
+"""Here plans are searched for at length: a third of what users get is enough for all promises."""
 
 import pytest
 
+from remat.plans import graph
+
 
 @pytest.fixture(autouse=True)
-def quick_plans():
-    """Change nothing."""
+def quick_plans(monkeypatch):
+    """Search for less long than for users."""
+    monkeypatch.setattr(graph, "_SMALL_WORK", 100_000)
+    monkeypatch.setattr(graph, "_SEARCHED_WORK", 30_000)
