@@ -37,7 +37,11 @@ class LoneScope:
         self._closed: tuple[int, int] | None = None  # ops and nodes, when the scope was left
 
     def close(self) -> None:
-        self._closed = self._recorder.op_count, count_graph_nodes()
+        region = self._region()
+        if region is None or _dropped_bytes(region) < _LEAST_BYTES:
+            self._is_judged = True  # and no node is made to count others
+        else:
+            self._closed = self._recorder.op_count, count_graph_nodes()
 
     def __call__(self) -> None:
         if not self._is_judged:
