@@ -104,6 +104,12 @@ def checkpoint_sequential(
     if memory_budget is not None:
         _check_budget(memory_budget, segments, preserve_rng_state=preserve_rng_state)
         return run_layers_within(memory_budget, layers, input)
+    return _run_in_segments(layers, input, segments, preserve_rng_state=preserve_rng_state)
+
+
+def _run_in_segments(
+    layers: list[Any], input: Any, segments: int | None, *, preserve_rng_state: bool
+) -> Any:
     if segments is None:
         parts = _default(len(layers))
     else:
