@@ -170,7 +170,7 @@ class UNet(nn.Module):
 
 
 class Chain(nn.Module):
-    """200 unlike layers: widths from 64 to 512, now and then a norm or an activation."""
+    """200 unlike layers on 2048 rows: widths from 64 to 512, some norms and activations."""
 
     def __init__(self, layers: int = 200) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class Chain(nn.Module):
         return x.square().mean()
 
     def inputs(self) -> tuple[Tensor]:
-        return (torch.randn(512, self.layers[0][0].in_features),)
+        return (torch.randn(2048, self.layers[0][0].in_features),)
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {

@@ -66,7 +66,6 @@ class Follower:
     def step(self, key: Any) -> Planned | None:
         """Take the next op; return the plan that it belongs to, None from where there is none."""
         number = len(self._seen)
-        self._seen.append(key)
         current = self.current
         if current is not None and not _has(current, number, key):
             self.current = next(
@@ -77,6 +76,7 @@ class Follower:
                 ),
                 None,
             )
+        self._seen.append(key if self.current is None else self.current.keys[number])
         return self.current
 
     @property

@@ -41,6 +41,10 @@ class StorageMeter:
         self.curve.append(self.live)
         return True
 
+    def has(self, tensor: Tensor) -> bool:
+        """Return whether the storage of a tensor is counted."""
+        return is_plain(tensor) and tensor.untyped_storage()._cdata in self._storages
+
     def had(self, nbytes: int) -> None:
         """Count memory that a kernel had besides, while it made what was counted last."""
         self.peak = max(self.peak, self.live + nbytes)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ....observers import observers
-from ....plans.following import Follower
+from ....plans.following import Follower, Planned
 from ..backend import current_graph_task, queue_callback
 from ..memory.records import Op, Operand, Origin, Value
 from ..memory.tensors import alias, is_plain
@@ -94,6 +94,7 @@ class BudgetedPass:
         self.meter = StorageMeter()
         self.follower = follower
         self.follows = follower.current is not None
+        self.tracer.is_new = not self.follows
         self.recompute_seconds = 0.0
         self.recomputed_ops = 0
         self.began = time.perf_counter()
@@ -115,7 +116,10 @@ class BudgetedPass:
         number = len(self.tracer)
         if number == 0:
             self._begin_accounting()
-        self.tracer.ran(op, made, seconds)
+        key = key_of(op, made)
+        planned = self.follower.step(key)
+        # The key of the plan is the same: one object for all passes.
+        self.tracer.ran(op, made, seconds, key if planned is None else planned.keys[number])
         if self._accounting is not None:
             self._accounting.ran(op, made, seconds)
         if self._is_shared:
@@ -127,15 +131,16 @@ class BudgetedPass:
             if value.origin is Origin.PARAMETER and value.held is not None:
                 self._owner.expect_gradient(value.held.tensor)
         if self.follows:
-            self._follow(number, op, made)
+            self._follow(planned, number, made)
         else:
-            self.follower.step(key_of(op, made))
             self._evictor.shrink(self._owner.room(self.tracer.plain_bytes))
 
-    def _follow(self, number: int, op: Op, made: list[tuple[Value, Tensor]]) -> None:
-        planned = self.follower.step(key_of(op, made))
+    def _follow(
+        self, planned: Planned | None, number: int, made: list[tuple[Value, Tensor]]
+    ) -> None:
         if planned is None:
             self.follows = False  # another program: from here on nobody has planned it
+            self.tracer.is_new = True
             self._stage = max(self._stages, default=-1)
             return
         keeps = planned.keeps[number]

@@ -18,6 +18,7 @@ from ....plans.trace import Value as TracedValue
 from ..memory.records import Op, Origin, SourceLocation, Value
 from ..memory.tensors import nbytes_of
 from ..source_location import line_text, outermost_module
+from .workspace import Call, call_of, known_workspace, measure_workspace
 
 __all__ = ["Key", "Tracer", "key_of"]
 
@@ -95,14 +96,16 @@ class Tracer:
         self._paths: dict[int, str] = {}  # of modules, by id
         self._saved: set[int] = set()
         self.plain_bytes = 0  # that the pass would hold by now without checkpointing
+        self.is_new = True  # the ops were not planned before: what their backward takes is unknown
+        self._unmeasured: dict[Any, Call] = {}  # by what `_workspace_key` returns
 
     def __len__(self) -> int:
         return len(self._ops)
 
     # -- forward -----------------------------------------------------------------------------------
 
-    def ran(self, op: Op, made: Made, seconds: float) -> None:
-        """Note an op and what it made."""
+    def ran(self, op: Op, made: Made, seconds: float, key: Key) -> None:
+        """Note an op, what it made, and what `key_of` returned for it."""
         number = len(self._ops)
         reads = tuple(dict.fromkeys(self.number(value) for value in op.reads))
         needs_grad = torch.is_grad_enabled() and any(
@@ -130,12 +133,24 @@ class Tracer:
             self.kernel_workspace[number] = largest + self._values[-1].nbytes
             self.needs_workspace(number, self.kernel_workspace[number])
         module = self._module_path(op)
-        self._ops.append(
-            _Noted(op.traits.func, op.location, module, key_of(op, made), reads, makes)
-        )
+        noted = _Noted(op.traits.func, op.location, module, key, reads, makes)
+        self._ops.append(noted)
         self._seconds.append(seconds)
+        if self.is_new and needs_grad:
+            self._note_call(op, noted)
         if len(self._saves) < len(self._ops):
             self._saves.append({})
+
+    def _note_call(self, op: Op, noted: _Noted) -> None:
+        """Note a call of an op, if it is not known what its backward takes."""
+        key = self._workspace_key(noted)
+        if key not in self._unmeasured and known_workspace(key) is None:
+            call = call_of(op)
+            if call is not None:
+                self._unmeasured[key] = call
+
+    def _workspace_key(self, op: _Noted) -> Any:
+        return op.key, tuple(self._values[read].requires_grad for read in op.reads)
 
     def _module_path(self, op: Op) -> str:
         """Return the path of the module that called an op, from the outermost one."""
@@ -223,7 +238,9 @@ class Tracer:
         """Return the trace, with seconds of several passes if given; equal ops get equal ones."""
         self._assign_late_saves()
         smoothed = _smoothed([op.key for op in self._ops], seconds or self._seconds)
-        workspace = self._bytes_of_gradient_views()
+        measure_workspace(self._unmeasured)
+        self._unmeasured.clear()
+        views = self._bytes_of_gradient_views()
         ops = tuple(
             TracedOp(
                 name=str(op.func),
@@ -233,7 +250,9 @@ class Tracer:
                 place=line_text(op.location),
                 module=op.module,
                 saves=tuple(self._saves[number]),
-                workspace_bytes=self._workspace.get(number, 0) + workspace.get(number, 0),
+                workspace_bytes=self._workspace.get(number, 0)
+                + views.get(number, 0)
+                + (known_workspace(self._workspace_key(op)) or 0),
             )
             for number, op in enumerate(self._ops)
         )

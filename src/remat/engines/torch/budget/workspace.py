@@ -1,0 +1,140 @@
+"""Bytes that the backward of an op allocates for itself: temporaries of its derivative formula.
+
+The gradient of `x ** 2` is `grad * (2 * x)`: in between, one more tensor of the size of `x` is
+alive than the gradients. Such bytes are found by running the op and its backward once on meta
+tensors, which have shapes but no data.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..backend import TorchDispatchMode
+from ..memory.records import Op, Value, View
+from ..replay import flat
+from ..schema import traits_of
+from .meter import StorageMeter
+
+__all__ = ["Call", "call_of", "known_workspace", "measure_workspace"]
+
+_known: dict[Hashable, int] = {}
+_MANY = 4096
+
+
+class Call(NamedTuple):
+    """A call of an op on meta tensors."""
+
+    func: Any
+    args: list[Any]
+    keywords: dict[str, Any]
+
+
+def call_of(op: Op) -> Call | None:
+    """Return the call of an op with meta tensors in place of operands.
+
+    None for ops outside of PyTorch: their derivatives may be Python code, which must not run for
+    the sake of a measurement.
+    """
+    if getattr(op.traits.func, "namespace", "") != "aten":
+        return None
+    keywords = {name: _meta(part) for name, part in (op.keywords or {}).items()}
+    return Call(op.traits.func, [_meta(part) for part in op.args], keywords)
+
+
+def _meta(part: Any) -> Any:
+    if type(part) is list:
+        return [_meta(each) for each in part]
+    if type(part) is View:
+        return _empty(part.geometry.size, part.geometry.stride, part.geometry.dtype)
+    if type(part) is not Value:
+        return part
+    tensor = part.tensor()
+    if tensor is not None:
+        return _empty(tensor.shape, tensor.stride(), tensor.dtype)
+    return torch.empty(part.size, dtype=part.dtype, device="meta")
+
+
+def _empty(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device="meta")
+
+
+def known_workspace(key: Hashable) -> int | None:
+    """Return the bytes of a kind of op, if they were measured."""
+    return _known.get(key)
+
+
+def measure_workspace(calls: Mapping[Any, Call]) -> None:
+    """Measure the bytes of several kinds of ops.
+
+    In a thread of its own: no mode, hook or grad mode of the program is active there, whether this
+    is called in a forward or in a backward pass.
+    """
+    if not calls:
+        return
+    if len(_known) > _MANY:
+        _known.clear()
+    thread = threading.Thread(target=_measure_all, args=(calls,), name="remat-workspace")
+    thread.start()
+    thread.join()
+
+
+def _measure_all(calls: Mapping[Any, Call]) -> None:
+    for key, call in calls.items():
+        _known[key] = 0
+        # Not every op runs on meta tensors, or has a derivative.
+        with suppress(Exception):
+            _known[key] = _measure(call)
+
+
+def _measure(call: Call) -> int:
+    """Return the bytes alive at the peak of a backward, without the gradients that it returns."""
+    leaves: list[Tensor] = []
+    args = [_with_grad(part, leaves) for part in call.args]
+    keywords = {name: _with_grad(part, leaves) for name, part in call.keywords.items()}
+    outputs = [
+        out
+        for out in flat(call.func(*args, **keywords))
+        if isinstance(out, Tensor) and out.requires_grad
+    ]
+    grads = [torch.empty_like(out) for out in outputs]
+    metering = _Metering()
+    with metering:
+        found = torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
+    results = StorageMeter()
+    for gradient in found:
+        if gradient is not None and metering.meter.has(gradient):
+            results.add(gradient)
+    return max(0, metering.meter.peak - results.live)
+
+
+def _with_grad(part: Any, leaves: list[Tensor]) -> Any:
+    """Return an argument as the result of an op, so that it can be written to."""
+    if type(part) is list:
+        return [_with_grad(each, leaves) for each in part]
+    if not isinstance(part, Tensor) or not part.dtype.is_floating_point:
+        return part
+    leaves.append(part.requires_grad_())
+    return part.clone()
+
+
+class _Metering(TorchDispatchMode):
+    """Counts what ops allocate."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.meter = StorageMeter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in flat(out) if traits_of(func).makes_memory else ():
+            if isinstance(tensor, Tensor):
+                self.meter.add(tensor)
+        return out

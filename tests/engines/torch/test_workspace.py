@@ -1,0 +1,99 @@
+"""What the backward of an op allocates for itself is part of the plan."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.engines.torch.budget.manager import Budget, run_within
+
+ROWS, WIDTH = 512, 64
+NBYTES = ROWS * WIDTH * 4
+
+
+def blocks() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Tanh()) for _ in range(6))
+    )
+
+
+def by_standard_deviation(x):
+    return x / x.std(1, keepdim=True)
+
+
+# Temporaries as torch's derivative formulas have them: grad * (2 * x), -grad * x / (y * y), ...
+ENDS = {
+    "square": lambda x: x.square(),
+    "cube": lambda x: x**3,
+    "in place": lambda x: (x * 2).square_(),
+    "quotient": lambda x: x / (x + 4),
+    "rsqrt": lambda x: (x + 4).rsqrt(),
+    "standard deviation": by_standard_deviation,
+    "none": lambda x: x * 2,
+    "parts": lambda x: torch.cat([x[:256] ** 2, x[256:].t().contiguous().t() ** 2]),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_the_first_plan_knows_what_a_backward_allocates(end) -> None:
+    model = blocks()
+    x = torch.randn(ROWS, WIDTH)
+    with remat.CheckpointManager(memory_budget=0.7) as manager:
+        for _ in range(2):  # the second pass follows the plan of the first
+            end(model(x)).sum().backward()
+    record = manager.last_pass
+    assert record.followed
+    assert record.measured_peak <= record.plan.peak_bytes + NBYTES // 16
+
+
+def workspace(function, *inputs) -> int:
+    """Return what a trace says about the backward of the last op of a function."""
+    trace = None
+
+    def planner(recorded, _):
+        nonlocal trace
+        trace = recorded
+        return remat.plans.Plan(frozenset(recorded.saved))
+
+    run_within(Budget("1TB", planner), function, inputs)
+    return max(op.workspace_bytes for op in trace.ops)
+
+
+@pytest.mark.parametrize(
+    ("function", "tensors"),
+    [
+        (lambda x: x.square(), 2),  # x ** 1, and 2 times that
+        (lambda x: x.rsqrt(), 2),  # result ** 3, and -0.5 times grad
+        (lambda x: x.tanh(), 0),
+        (nn.functional.gelu, 0),
+        (lambda x: x @ x.detach().t(), 0),
+        (lambda x: nn.functional.layer_norm(x, (256,)), 0),
+    ],
+    ids=["square", "rsqrt", "tanh", "gelu", "matmul", "layer norm"],
+)
+def test_bytes_are_those_of_the_formula(function, tensors) -> None:
+    x = torch.randn(256, 256, requires_grad=True)
+    assert workspace(function, x) == tensors * x.nbytes
+
+
+def test_measuring_runs_no_code_of_the_program() -> None:
+    ran = []
+
+    class Counted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ran.append("forward")
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            ran.append("backward")
+            return gradient
+
+    x = torch.randn(64, 64, requires_grad=True)
+    workspace(lambda x: nn.functional.dropout(Counted.apply(x)).square(), x)
+    assert ran == ["forward"]
+    assert x.grad is None
