@@ -216,7 +216,7 @@ def save_before_write(value: Value, target: Geometry | None, *, is_needed: bool)
     if value.op is not None or not is_needed:
         value.held = None
     elif version_of(held.tensor) == held.version:  # otherwise it is stale already
-        if value.is_external and target is not None and is_plain(held.tensor):
+        if value.origin.is_external and target is not None and is_plain(held.tensor):
             for geometry in _reads_of(value):
                 if may_overlap(geometry, target):
                     _copy_part(held, geometry)

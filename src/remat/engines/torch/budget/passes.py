@@ -184,7 +184,7 @@ class BudgetedPass:
 
     def make_saved(self, operand: Operand, region: Region) -> NodeTensor | ObservedNodeTensor:
         value = operand if type(operand) is Value else operand.value
-        node = self.tracer.saved_for(value) if value.is_external else self._node
+        node = self.tracer.saved_for(value) if value.origin.is_external else self._node
         if node <= 0:
             self._begin_accounting()
         if self._accounting is not None:
@@ -197,7 +197,7 @@ class BudgetedPass:
             self._accounting = PassAccounting("memory budget", tracking)
 
     def saved(self, saved: Any, tensor: Tensor) -> None:
-        if not saved.value.is_external:
+        if not saved.value.origin.is_external:
             self.keep_if_unplanned(saved, tensor)
         if self._accounting is not None:
             self._accounting.saved(saved, tensor)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..backend import TorchDispatchMode
 from ..memory.records import Op, Value, View
+from ..memory.tensors import is_plain
 from ..replay import flat
 from ..schema import traits_of
 from .meter import StorageMeter
@@ -38,10 +39,12 @@ class Call(NamedTuple):
 def call_of(op: Op) -> Call | None:
     """Return the call of an op with meta tensors in place of operands.
 
-    None for ops outside of PyTorch: their derivatives may be Python code, which must not run for
-    the sake of a measurement.
+    None for tensors that are not strided, and for ops outside of PyTorch: their derivatives may be
+    Python code, which must not run for the sake of a measurement.
     """
     if getattr(op.traits.func, "namespace", "") != "aten":
+        return None
+    if any((tensor := value.tensor()) is not None and not is_plain(tensor) for value in op.reads):
         return None
     keywords = {name: _meta(part) for name, part in (op.keywords or {}).items()}
     return Call(op.traits.func, [_meta(part) for part in op.args], keywords)

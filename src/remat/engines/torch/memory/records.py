@@ -55,6 +55,10 @@ class Origin(Enum):
     UNINITIALIZED = auto()  # allocated; no write was recorded
     OPAQUE = auto()  # made by an op that is not replayed
 
+    def __init__(self, _: int) -> None:
+        # An attribute, because it is read several times for every op.
+        self.is_external = self.name in ("PARAMETER", "EXTERNAL")
+
 
 class Held:
     """The data of a value: a detached tensor with the geometry of the op's output."""
@@ -140,10 +144,6 @@ class Value:
             self.output = output
             self.size = tensor.shape
             self.dtype = tensor.dtype
-
-    @property
-    def is_external(self) -> bool:
-        return self.origin is Origin.EXTERNAL or self.origin is Origin.PARAMETER
 
     def current_tensor(self) -> Tensor | None:
         """Return the tensor that the op returned, if it is alive and unmodified."""

@@ -34,7 +34,7 @@ _steps: Any = WeakTensorKeyDictionary()  # of fused optimizers, by parameter
 
 def optimizer_steps_of(parameter: Tensor) -> int:
     """Return how many steps of fused optimizers have written to a parameter."""
-    return _steps.get(parameter, 0) if _steps else 0
+    return _steps.get(parameter, 0) if _steps.data else 0
 
 
 def is_exposed(storage: Any) -> bool:

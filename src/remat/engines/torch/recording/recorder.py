@@ -141,7 +141,7 @@ class Recorder(TorchDispatchMode):
         operand = self.table.operand(tensor)
         value = operand if type(operand) is Value else operand.value
         as_it_is = _getframe(1).f_code is _FUNCTION_APPLY and _must_come_back(tensor, value)
-        if not value.is_external and not as_it_is:
+        if not value.origin.is_external and not as_it_is:
             saved: SavedTensor = region.save(operand, tensor)
             return saved
         if region.observer is None:
@@ -329,7 +329,7 @@ class Recorder(TorchDispatchMode):
         if self.region.preserve_rng_state and nbytes > drawn.before.nbytes:
             return
         for value, tensor in made:
-            if not value.is_external:
+            if not value.origin.is_external:
                 self.table.keep(value, tensor)
                 assert value.held is not None
                 value.held.version = value.version
@@ -351,7 +351,7 @@ def _must_come_back(tensor: Tensor, value: Value) -> bool:
     """
     is_bare = type(tensor) is Tensor and not tensor.__dict__
     if tensor.is_leaf:
-        return value.is_external or not is_bare
+        return value.origin.is_external or not is_bare
     if not is_bare:
         lost = f"its class {type(tensor).__name__}" if type(tensor) is not Tensor else "attributes"
         raise UnsupportedError(

@@ -44,7 +44,7 @@ class StorageTable:
         self._many = _MANY
         self.reset()
         # Buffers that regions wrote to, and that ops of earlier regions still refer to.
-        self._rewritten = WeakValueDictionary[int, Value]()
+        self._rewritten: WeakValueDictionary[int, Value] | None = None
 
     def reset(self) -> None:
         """Clear the table: what is read next is an external input."""
@@ -78,7 +78,7 @@ class StorageTable:
         elif value.geometry is not None and not value.lies_like(tensor):
             self._geometry_changed(value, tensor)
             made = None
-        if value.is_external:
+        if value.origin.is_external:
             return self._external(value, tensor, made)
         if value.origin is Origin.UNINITIALIZED:
             self.keep(value, tensor)  # it may have been written to outside of the dispatcher
@@ -102,7 +102,8 @@ class StorageTable:
             # `key_of`, inlined: this is called for every argument of every op.
             value = self.values.get(getattr(storage, "_remat", None) or storage._cdata)
             if value is not None and (
-                (value.version == tensor._version and storage.resizable()) or value.is_external
+                (value.version == tensor._version and storage.resizable())
+                or value.origin.is_external
             ):
                 return value  # but not if it was exported to NumPy, which may write to it
         except RuntimeError:  # no storage, no version
@@ -156,7 +157,7 @@ class StorageTable:
             if note is not None and note not in self.values:
                 value.lends_to = self._reuse.users_of(base, note)
             self._count_when_freed(value, base, storage)
-        earlier = self._rewritten.get(storage._cdata)
+        earlier = None if self._rewritten is None else self._rewritten.get(storage._cdata)
         if earlier is not None:
             value.aliases = tuple(ref(other) for other in earlier.family())
         self.note(storage, value)
@@ -240,6 +241,8 @@ class StorageTable:
         if value.is_shared:
             self.shared.add(key)
         if value.is_rewritten:
+            if self._rewritten is None:
+                self._rewritten = WeakValueDictionary()
             self._rewritten[storage._cdata] = value
         if len(self.values) > self._many or self.dead_bytes > self._much:
             self._remove_dead()

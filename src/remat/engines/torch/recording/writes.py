@@ -174,7 +174,7 @@ class WriteTracker:
                 known.note_views()
                 return known  # its data is unchanged, and it has its own version counter
         version = _version_after(traits, write)
-        if before.is_external or keep:
+        if before.origin.is_external or keep:
             after = _kept_after(write, version)
         else:
             after = Value(tensor, version)
@@ -209,9 +209,9 @@ def _version_after(traits: OpTraits, write: Write) -> int:
 def _kept_after(write: Write, version: int) -> Value:
     """Return the held value after a write. Values that share its counter follow."""
     tensor, before = write.tensor, write.before
-    base = base_of(tensor) if before.is_external else tensor
+    base = base_of(tensor) if before.origin.is_external else tensor
     after = Value(base, version)
-    after.origin = Origin.EXTERNAL if before.is_external else Origin.OPAQUE
+    after.origin = Origin.EXTERNAL if before.origin.is_external else Origin.OPAQUE
     after.is_rewritten = before.is_leaf
     if is_plain(base):
         after.note_geometry(base)
