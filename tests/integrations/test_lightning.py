@@ -153,3 +153,10 @@ def test_a_module_without_blocks() -> None:
 def test_a_callback_takes_one_of_two() -> None:
     with pytest.raises(ValueError, match="not both"):
         RematCallback("8GB", layers=Block)
+
+
+def test_a_budget_leaves_layers_that_are_checkpointed_already() -> None:
+    module = Module()
+    remat.apply(module, Block)
+    fit(module, RematCallback("1MB"))
+    assert len(remat.applied(module)) == 3
