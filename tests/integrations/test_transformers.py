@@ -366,6 +366,7 @@ class OldModel(transformers.LlamaForCausalLM):
             "takes no enable, gradient_checkpointing_func",
         ),
         (llama, {"every": 0}, ValueError, "every .* got 0"),
+        (llama, {"policy": 3}, TypeError, "policy .* got 3"),
     ],
 )
 def test_bad_input(make, options, error, text) -> None:
