@@ -387,3 +387,9 @@ def test_the_oracle_repeats_itself_and_sees_dropout() -> None:
     torch.manual_seed(1)
     with_dropout, again = gpt2(), gpt2()
     assert not torch.equal(text_loss(with_dropout), text_loss(again))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
+def test_copies_of_a_callback(duplicate) -> None:
+    assert duplicate(RematCallback(every=2)).every == 2
+    assert duplicate(RematCallback("1GB")).memory_budget == "1GB"

@@ -41,6 +41,9 @@ class StepMeter:
         self._profiler = remat.CheckpointProfiler()
         self._is_due = True
 
+    def __reduce__(self) -> Any:
+        return StepMeter, ()  # copies of a callback measure for themselves
+
     def begin(self) -> None:
         """A step begins: measure it, once for each report."""
         if self._is_due and not self._profiler.is_tracking:
