@@ -43,6 +43,14 @@ def test_a_package_that_is_too_old() -> None:
     assert require("rich", "13.0").__name__ == "rich"
 
 
+def test_what_a_package_needs_itself_is_named(tmp_path, monkeypatch) -> None:
+    """As timm without torchvision: to install timm again would change nothing."""
+    (tmp_path / "needs_more.py").write_text("import not_there.inside")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MissingPackageError, match=r"'not_there'; pip install not_there$"):
+        require("needs_more", "1.0")
+
+
 def test_the_error_is_one_of_import_and_of_remat() -> None:
     assert issubclass(MissingPackageError, ImportError)
     assert issubclass(MissingPackageError, remat.UnsupportedError)

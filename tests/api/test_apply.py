@@ -160,6 +160,20 @@ def test_every_nth_layer(every, expected) -> None:
     assert remat.applied(model) == [f"layers.{n}" for n in expected]
 
 
+def test_fewer_layers_than_before() -> None:
+    """Those that are left out now are not checkpointed; layers that are not asked for stay."""
+    model = remat.apply(TwoLists())
+    decoder = ["decoder.layers.0", "decoder.layers.1"]
+    remat.apply(model, "encoder.layers.*", every=2)
+    assert remat.applied(model) == ["encoder.layers.0", "encoder.layers.2", *decoder]
+    assert "forward" not in model.encoder.layers[1].__dict__
+    with_budget = remat.auto_checkpoint(remat.apply(Block(), Block), memory_budget="1GB")
+    model.encoder.layers[1] = with_budget
+    remat.apply(model, "encoder.layers.*", every=2)
+    assert remat.applied(model) == ["encoder.layers.0", "encoder.layers.2", *decoder]
+    assert budgeted(with_budget)
+
+
 def test_every_nth_layer_counts_within_each_list() -> None:
     model = remat.apply(TwoLists(), every=2)
     chosen = ["encoder.layers.0", "encoder.layers.2", "decoder.layers.0"]
@@ -410,6 +424,7 @@ BAD = [
     (Model, {"every": True}, TypeError, "every .* got True"),
     (Model, {"preserve_rng_state": 1}, TypeError, "preserve_rng_state"),
     (Model, {"verbose": 1}, TypeError, "verbose"),
+    (Model, {"policy": 3}, TypeError, "policy .* got 3"),
     (Model, {"memory_budget": "1GB", "layers": Block}, ValueError, "not both"),
     (Model, {"memory_budget": "1 parsec"}, ValueError, "parsec"),
     (Model, {"memory_budget": "1GB", "every": 2}, ValueError, "every=2"),

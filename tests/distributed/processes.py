@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 240  # much more than it takes, and much less than for ever
+SECONDS = 480  # much more than it takes, and much less than for ever
 Case = Callable[[int, int], None]
 
 

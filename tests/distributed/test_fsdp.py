@@ -18,7 +18,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 import remat
 from remat.engines.torch import replay
 
-from .networks import CHECKPOINTED, Block, Network
+from .networks import CHECKPOINTED, WIDTH, Block, Network
 from .processes import expect_equal, main, results_of
 
 STEPS = 3
@@ -33,10 +33,13 @@ OPTIONS = {
 def sharded(way: str, **options) -> Network:
     network = Network(way)
     del network.unused
+    return sharded_blocks(network, **options)
+
+
+def sharded_blocks(network: nn.Module, **options) -> nn.Module:
     for block in network.blocks:
         fully_shard(block, **options)
-    fully_shard(network, **options)
-    return network
+    return fully_shard(network, **options)
 
 
 def train(network: nn.Module, rank: int, *, batches: int = 1, rows: int = 6) -> list[torch.Tensor]:
@@ -167,16 +170,100 @@ def evaluation(rank, world) -> None:
 
 
 def keeps_to_a_budget(rank, world, **options) -> None:
-    """A budget around the whole model: what is gathered for a replay is the same on all ranks."""
+    """A budget around the whole model."""
     expected = train(sharded("plain", **options), rank, rows=128)
-    network = Network()
-    del network.unused
+    network = without_unused()
     remat.auto_checkpoint(network, memory_budget=0.8)
-    for block in network.blocks:
-        fully_shard(block, **options)
-    fully_shard(network, **options)
+    sharded_blocks(network, **options)
     expect_equal(train(network, rank, rows=128), expected)
     assert network.forward.budget.last.recomputed_ops > 0
+
+
+# -- ranks of different shapes: no replay may gather ---------------------------------------------
+
+
+class Views(nn.Module):
+    """Returns a view of memory that no tensor of the program has any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.linear(x).sin().t().reshape(-1, WIDTH, 1).flatten(1).view(WIDTH, -1).t()
+
+
+class Writes(nn.Module):
+    """Writes to what sharded modules have made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Linear(8, WIDTH)
+        self.blocks = nn.ModuleList(m for _ in range(3) for m in (Block(), Views()))
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            before = x.tanh()
+            x = block(x)
+            doubled = x * 2
+            x.mul_(1.1).add_(before)
+            x = x + doubled.sin().cos()
+        return x
+
+
+def train_unlike(network: nn.Module, rank: int) -> list[torch.Tensor]:
+    """Train with batches whose sizes differ from rank to rank and change; return gradients."""
+    torch.manual_seed(1 + rank)
+    found = []
+    for step in range(3):
+        network(torch.randn(512 + 256 * rank * step, 8)).square().mean().backward()
+        found += [local(p.grad).clone() for p in network.parameters()]
+    return found
+
+
+def without_unused() -> Network:
+    network = Network()
+    del network.unused
+    return network
+
+
+def unlike_ranks_keep_to_a_budget(rank, world, *, make, budget) -> None:
+    """Their plans differ, so none of them may gather parameters: the others would wait for it."""
+    expected = train_unlike(sharded_blocks(make()), rank)
+    network = remat.auto_checkpoint(make(), memory_budget=budget)
+    sharded_blocks(network)
+    with pytest.MonkeyPatch.context() as patch:
+        counted = Counted(network, patch)
+        found = train_unlike(network, rank)
+    assert counted.calls == []
+    expect_equal(found, expected)
+    assert network.forward.budget.last.recomputed_ops > 0
+
+
+def unlike_ranks_in_regions(rank, world, *, way) -> None:
+    """They replay the same ops, and so gather the same parameters in the same order."""
+    expect_equal(train_unlike(sharded(way), rank), train_unlike(sharded("plain"), rank))
+
+
+def modules_in_sharded_modules(rank, world) -> None:
+    def make():
+        network = without_unused()
+        for block in network.blocks:
+            fully_shard(block.down)
+        return network
+
+    unlike_ranks_keep_to_a_budget(rank, world, make=make, budget=0.9)
+
+
+def a_manager_around_training(rank, world) -> None:
+    """With the step of an optimizer, which writes to parameters that are DTensors."""
+    expected = train(sharded("plain"), rank, rows=128)
+    with remat.CheckpointManager(memory_budget=0.8) as manager:
+        found = train(sharded("plain"), rank, rows=128)
+    expect_equal(found, expected)
+    assert manager.last_pass.recomputed_ops > 0
 
 
 def state_dicts(rank, world) -> None:
@@ -244,6 +331,16 @@ CASES |= {
     "smaller groups": smaller_groups,
     "a budget": keeps_to_a_budget,
     "a budget, bfloat16": partial(keeps_to_a_budget, mp_policy=BFLOAT16),
+    "a budget, unlike ranks": partial(
+        unlike_ranks_keep_to_a_budget, make=without_unused, budget=0.45
+    ),
+    "a budget, unlike ranks, views and writes": partial(
+        unlike_ranks_keep_to_a_budget, make=Writes, budget=0.6
+    ),
+    "a budget, unlike ranks, modules in modules": modules_in_sharded_modules,
+    "a region, unlike ranks": partial(unlike_ranks_in_regions, way="two in one"),
+    "a scope, unlike ranks": partial(unlike_ranks_in_regions, way="scope"),
+    "a manager around training": a_manager_around_training,
     "gathers once and releases": gathers_once_and_releases,
     "releases after an error": releases_after_an_error,
     "a parameter that others freed": a_parameter_that_others_freed,

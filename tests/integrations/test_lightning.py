@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -153,3 +156,19 @@ def test_a_module_without_blocks() -> None:
 def test_a_callback_takes_one_of_two() -> None:
     with pytest.raises(ValueError, match="not both"):
         RematCallback("8GB", layers=Block)
+
+
+def test_a_budget_leaves_layers_that_are_checkpointed_already() -> None:
+    module = Module()
+    remat.apply(module, Block)
+    fit(module, RematCallback("1MB"))
+    assert len(remat.applied(module)) == 3
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
+def test_copies_of_a_callback(duplicate) -> None:
+    """Strategies that spawn processes pickle callbacks."""
+    expected, _ = fit(Module())
+    for callback in (RematCallback(), RematCallback(0.9)):
+        found, _ = fit(Module(), duplicate(callback))
+        assert all(map(torch.equal, found, expected))

@@ -12,6 +12,7 @@ from torch import nn
 
 import remat
 from remat.integrations.transformers import RematCallback, disable, enable
+from remat.observers import observers
 
 from .training import check, regions_of_a_step, train
 
@@ -271,6 +272,70 @@ def test_the_callback_takes_the_place_of_torchs(tmp_path) -> None:
     assert profiler.checkpoint_count() == 5 * LAYERS
 
 
+class Fails(transformers.TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        raise KeyError("the program fails")
+
+
+@pytest.mark.parametrize("budget", [None, 0.6])
+def test_the_callback_after_an_error(tmp_path, budget) -> None:
+    """Transformers tells no callback of it."""
+    model, callback = gpt2(), RematCallback(budget)
+    with pytest.raises(KeyError):
+        fit(model, tmp_path, callbacks=[callback, Fails()])
+    callback.undo()
+    assert not observers()
+    assert not model.is_gradient_checkpointing
+    assert "forward" not in model.__dict__
+    expected, _ = fit(gpt2(), tmp_path)
+    with pytest.raises(KeyError):
+        fit(model, tmp_path, callbacks=[callback, Fails()])
+    found, _ = fit(model, tmp_path, callbacks=[callback])  # undoes what was left by itself
+    assert all(map(torch.equal, found, expected))
+    assert not observers()
+
+
+@pytest.mark.parametrize("budget", [None, 0.6])
+def test_the_callback_leaves_what_was_enabled_before(tmp_path, budget) -> None:
+    model = remat.apply(enable(gpt2(), every=2), "GPT2MLP")
+    fit(model, tmp_path, callbacks=[RematCallback(budget)])
+    model.config.use_cache = False
+    assert regions_of_a_step(model, text_loss) == (LAYERS + 1) // 2 + LAYERS
+    with pytest.warns(remat.RematWarning, match="would replace"):
+        model.gradient_checkpointing_enable()
+
+
+@pytest.mark.parametrize("budget", ["much", 2.0])
+def test_a_wrong_budget_changes_nothing(tmp_path, budget) -> None:
+    model = enable(gpt2())
+    with pytest.raises(ValueError, match="budget"):
+        fit(model, tmp_path, callbacks=[RematCallback(budget)], use_cache=True)
+    assert model.is_gradient_checkpointing
+    assert model.config.use_cache
+
+
+class OfOurOwn(transformers.PreTrainedModel):
+    """A model that Transformers cannot checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__(transformers.PreTrainedConfig())
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(64, 32)
+        self.layers = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(32, 32), nn.GELU())))
+        self.head = nn.Linear(32, 64)
+
+    def forward(self, input_ids, labels):
+        scores = self.head(self.layers(self.embed(input_ids)))
+        return {"loss": nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten())}
+
+
+def test_a_budget_for_a_model_without_checkpointed_layers(tmp_path) -> None:
+    expected, _ = fit(OfOurOwn(), tmp_path)
+    found, trainer = fit(OfOurOwn(), tmp_path, callbacks=[RematCallback(0.7)])
+    assert all(map(torch.equal, found, expected))
+    assert trainer.state.log_history[0]["remat/saved_bytes"] > 0
+
+
 # -- bad input -------------------------------------------------------------------------------------
 
 
@@ -301,6 +366,7 @@ class OldModel(transformers.LlamaForCausalLM):
             "takes no enable, gradient_checkpointing_func",
         ),
         (llama, {"every": 0}, ValueError, "every .* got 0"),
+        (llama, {"policy": 3}, TypeError, "policy .* got 3"),
     ],
 )
 def test_bad_input(make, options, error, text) -> None:
@@ -321,3 +387,9 @@ def test_the_oracle_repeats_itself_and_sees_dropout() -> None:
     torch.manual_seed(1)
     with_dropout, again = gpt2(), gpt2()
     assert not torch.equal(text_loss(with_dropout), text_loss(again))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
+def test_copies_of_a_callback(duplicate) -> None:
+    assert duplicate(RematCallback(every=2)).every == 2
+    assert duplicate(RematCallback("1GB")).memory_budget == "1GB"

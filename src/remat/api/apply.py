@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from ..engines.locate import ScopeEngine, engine_with_scopes, is_torch_module
 from ..segments import SegmentOptions
 from .budgets import auto_checkpoint
-from .segments import check_option, run_segment
+from .segments import check_option, check_policy, run_segment
 
 __all__ = ["applied", "apply", "remove"]
 
@@ -32,7 +32,8 @@ def apply(
     Each chosen layer is a checkpointed region from now on, as if its calls were written as
     `remat.checkpoint(layer, ...)`. The model is the same object, with the same classes, hooks,
     `state_dict` keys and `named_modules`; copies and pickles of it are checkpointed, too.
-    `remat.remove(model)` undoes it. A layer that is chosen again gets the new options.
+    `remat.remove(model)` undoes it. A layer that is chosen again gets the new options, one that
+    `every` leaves out is not checkpointed any more, and all others stay as they are.
 
     Args:
         model: An `nn.Module`.
@@ -67,8 +68,9 @@ def apply(
     _check_every(every)
     check_option("preserve_rng_state", preserve_rng_state)
     check_option("verbose", verbose)
-    chosen = engine.choose_layers(model, layers, every)
-    engine.apply_to(chosen, _Runs(preserve_rng_state, policy))
+    check_policy(policy)
+    chosen, skipped = engine.choose_layers(model, layers, every)
+    engine.apply_to(chosen, _Runs(preserve_rng_state, policy), skipped)
     _say(f"checkpoints {engine.describe_layers(chosen)}", verbose=verbose)
     return model
 

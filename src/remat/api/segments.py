@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from ..engines.compiling import compiled_segment, is_compiling
 from ..engines.locate import engine_for, engine_of_call, is_torch_module
+from ..plans.policy import as_policy
 from ..segments import ContextPolicy, SegmentOptions
 from ..sizes import parse_bytes
 from .wrapped import CheckpointedFunction
@@ -17,6 +18,7 @@ from .wrapped import CheckpointedFunction
 __all__ = [
     "adaptive_checkpoint",
     "check_option",
+    "check_policy",
     "checkpoint",
     "checkpoint_segment",
     "refuse_reentrant",
@@ -107,6 +109,7 @@ def checkpoint(
         options = SegmentOptions(preserve_rng_state, policy=policy)
     if inputs and callable(fn):
         return run_segment(fn, inputs, kwargs, options)
+    check_policy(policy)  # not when the function is called, which may be much later
     run = is_torch_call or _has_all_arguments(fn)
     return _run_or_wrap(options, fn, inputs, kwargs, run=run)
 
@@ -280,6 +283,12 @@ def _policy_of_torch_call(
 def check_option(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{name} is True or False, got {value!r}")
+
+
+def check_policy(policy: Any) -> None:
+    """Raise if something is no policy: of remat, a function, or one of torch."""
+    if policy is not None and not isinstance(policy, ContextPolicy | list | tuple):
+        as_policy(policy)
 
 
 def refuse_reentrant() -> None:

@@ -101,12 +101,19 @@ class ScopeEngine(Protocol):
     def set_budget(self, model: Any, budget: int | float | str | None, planner: Any) -> Any:
         """Let the forward pass of a model keep to a budget; return the model."""
 
-    def choose_layers(self, model: Any, layers: Any, every: int) -> dict[str, Any]:
-        """Return the chosen modules of a model by path."""
+    def choose_layers(
+        self, model: Any, layers: Any, every: int
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the chosen modules of a model by path, and those that `every` leaves out."""
 
     def describe_layers(self, layers: dict[str, Any]) -> str: ...
 
-    def apply_to(self, layers: dict[str, Any], run: Callable[[str], Callable[..., Any]]) -> None:
+    def apply_to(
+        self,
+        layers: dict[str, Any],
+        run: Callable[[str], Callable[..., Any]],
+        skipped: dict[str, Any],
+    ) -> None:
         """Let the forward passes of these layers be `run(path)(forward, args, kwargs)`."""
 
     def remove_from(self, model: Any) -> None: ...

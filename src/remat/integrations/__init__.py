@@ -28,7 +28,7 @@ def require(package: str, at_least: str) -> ModuleType:
     except ImportError as error:  # (a missing version is one, too)
         raise MissingPackageError(
             f"remat.integrations.{package} needs {package} {at_least} or newer, and importing it "
-            f"failed: {error}; {remedy}"
+            f"failed: {error}; {_remedy(error, package, remedy)}"
         ) from error
     if _numbers(found) < _numbers(at_least):
         raise MissingPackageError(
@@ -36,6 +36,13 @@ def require(package: str, at_least: str) -> ModuleType:
             f"{remedy}"
         )
     return module
+
+
+def _remedy(error: ImportError, package: str, remedy: str) -> str:
+    """Return what to install: the package, or what it needs itself and does not find."""
+    missing = (error.name or package).partition(".")[0]
+    is_other = isinstance(error, ModuleNotFoundError) and missing != package
+    return f"pip install {missing}" if is_other else remedy
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -20,6 +20,10 @@ class CheckpointFunction:
     policy: Any = None
     preserve_rng_state: bool = True
 
+    def __post_init__(self) -> None:
+        """Raise now, and not in the first step, if an option is wrong."""
+        remat.checkpoint(policy=self.policy, preserve_rng_state=self.preserve_rng_state)
+
     def __call__(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         kwargs.setdefault("preserve_rng_state", self.preserve_rng_state)
         # An option of torch's says that this is a call, also if there are no arguments.
@@ -36,6 +40,9 @@ class StepMeter:
     def __init__(self) -> None:
         self._profiler = remat.CheckpointProfiler()
         self._is_due = True
+
+    def __reduce__(self) -> Any:
+        return StepMeter, ()  # copies of a callback measure for themselves
 
     def begin(self) -> None:
         """A step begins: measure it, once for each report."""

@@ -93,13 +93,16 @@ class RematCallback(Callback):
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Take checkpointing out of the model."""
-        self._leave(None)
-        remat.remove(pl_module)
+        self._undo(pl_module, None)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Leave nothing switched on."""
-        self._leave(exception)
-        remat.remove(pl_module)
+        self._undo(pl_module, exception)
+
+    def _undo(self, pl_module: Any, error: BaseException | None) -> None:
+        self._leave(error)
+        if self._manager is None:
+            remat.remove(pl_module)
 
     def _leave(self, error: BaseException | None) -> None:
         self._meter.end()

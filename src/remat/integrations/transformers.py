@@ -104,6 +104,44 @@ class _KeepsRemat:
         )
 
 
+class _Found:
+    """How a model was checkpointed when it was found."""
+
+    _names = ("gradient_checkpointing", "_gradient_checkpointing_func", *_ENTRANCES)
+
+    def __init__(self, model: nn.Module) -> None:
+        self._config = pretrained_model_in(model).config
+        self._use_cache = getattr(self._config, "use_cache", None)
+        self._model = model
+        self._forward = model.__dict__.get("forward")
+        self._modules = [
+            (module, {name: module.__dict__[name] for name in self._names if name in vars(module)})
+            for module in model.modules()
+        ]
+
+    def switch_off(self) -> None:
+        """Leave all to a plan: no layer is checkpointed by Transformers, and no cache is made."""
+        for module, _ in self._modules:
+            if getattr(module, "gradient_checkpointing", False):
+                module.__dict__["gradient_checkpointing"] = False
+        # It would hold keys and values of all layers until the end of the pass.
+        if self._use_cache:
+            self._config.use_cache = False
+
+    def restore(self) -> None:
+        """Make it so again."""
+        for module, values in self._modules:
+            for name in self._names:
+                module.__dict__.pop(name, None)
+            module.__dict__.update(values)
+        if self._use_cache:
+            self._config.use_cache = True
+        if self._forward is None:
+            remat.auto_checkpoint(self._model, None)
+        else:
+            self._model.__dict__["forward"] = self._forward
+
+
 class RematCallback(TrainerCallback):
     """Checkpoints the model of a `Trainer` while it trains; logs peak memory and recompute time.
 
@@ -112,6 +150,9 @@ class RematCallback(TrainerCallback):
     was before. Logged are `remat/peak_bytes`, `remat/saved_bytes` and `remat/recompute_seconds`,
     with a budget also `remat/budget_bytes` and otherwise `remat/regions`: of the last pass under a
     budget, or of the first step after each time that the trainer logs.
+
+    Transformers tells no callback that training has failed: `undo()` does then what the end of
+    training would have done, and so does the next call of `train()`.
 
     Args:
         memory_budget: As for `remat.auto_checkpoint`.
@@ -132,10 +173,11 @@ class RematCallback(TrainerCallback):
         self.policy = policy
         self.every = every
         self._meter = StepMeter()
-        self._use_cache: bool | None = None
+        self._found: _Found | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put checkpointing into the model."""
+        self.undo()  # what a training that has failed has left
         model = kwargs["model"]
         if args.activation_checkpointing:
             warnings.warn(
@@ -144,27 +186,24 @@ class RematCallback(TrainerCallback):
                 RematWarning,
                 stacklevel=2,
             )
+        found = _Found(model)
         if self.memory_budget is None:
             enable(model, policy=self.policy, every=self.every)
-            return
-        inner = pretrained_model_in(model)
-        inner._set_gradient_checkpointing(enable=False)
-        # A cache would hold keys and values of all layers until the end of the pass.
-        self._use_cache = getattr(inner.config, "use_cache", None)
-        if self._use_cache:
-            inner.config.use_cache = False
-        remat.apply(model, memory_budget=self.memory_budget)
+        else:
+            remat.apply(model, memory_budget=self.memory_budget)
+            found.switch_off()
+        self._found = found
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take it out again."""
-        model = kwargs["model"]
+        self.undo()
+
+    def undo(self) -> None:
+        """Leave the model as it was before it was trained, and measure no longer."""
         self._meter.end()
-        if self.memory_budget is None:
-            disable(model)
-            return
-        remat.remove(model)
-        if self._use_cache:
-            pretrained_model_in(model).config.use_cache = True
+        if self._found is not None:
+            self._found.restore()
+            self._found = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure a step from time to time."""

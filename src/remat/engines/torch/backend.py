@@ -49,6 +49,7 @@ __all__ = [
     "is_flat_parameter",
     "is_fsdp_loaded",
     "is_functorch_tensor",
+    "is_in_forward",
     "is_traced_by_make_fx",
     "keep_compiler_out",
     "neg_view",
@@ -64,6 +65,7 @@ __all__ = [
     "replaying",
     "set_version",
     "sharded_modules",
+    "sharded_states",
     "top_saved_tensor_hooks",
     "with_version_counters",
     "without_dispatch_modes",
@@ -323,6 +325,19 @@ def sharded_modules() -> list[tuple[Any, list[torch.Tensor]]]:
         for module, reference in list(_composable_states().items())
         if (parameters := _gathered_parameters(reference()))
     ]
+
+
+def sharded_states() -> list[Any]:
+    """Return the states of the modules that `fully_shard` was called on, in the order of calls."""
+    if not is_fsdp_loaded():
+        return []
+    states = (reference() for reference in list(_composable_states().values()))
+    return list({id(s): s for s in states if getattr(s, "_fsdp_param_groups", ())}.values())
+
+
+def is_in_forward(state: Any) -> bool:
+    """Return whether the forward of a sharded module runs now."""
+    return bool(state._training_state.name == "FORWARD")
 
 
 def _gathered_parameters(state: Any) -> list[torch.Tensor]:

@@ -19,17 +19,17 @@ _NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDic
 _MANY = 8  # names that an error shows
 
 
-def choose_layers(model: nn.Module, layers: Any = None, every: int = 1) -> Layers:
-    """Return the chosen modules of a model by path; of those of one parent, every n-th."""
-    chosen = _find_repeated(model) if layers is None else _select(model, layers)
+def choose_layers(model: nn.Module, layers: Any = None, every: int = 1) -> tuple[Layers, Layers]:
+    """Return the chosen modules of a model by path, every n-th of one parent, and the others."""
+    found = _find_repeated(model) if layers is None else _select(model, layers)
     counts: Counter[str] = Counter()
-    result = {}
-    for path, module in chosen.items():
+    chosen: Layers = {}
+    skipped: Layers = {}
+    for path, module in found.items():
         parent = path.rpartition(".")[0]
-        if counts[parent] % every == 0:
-            result[path] = module
+        (skipped if counts[parent] % every else chosen)[path] = module
         counts[parent] += 1
-    return result
+    return chosen, skipped
 
 
 # -- chosen by the caller --------------------------------------------------------------------------

@@ -93,20 +93,30 @@ class CheckpointedForward:
 _OURS = (CheckpointedForward, BudgetedForward)
 
 
-def apply_to(layers: dict[str, nn.Module], run: Callable[[str], Run]) -> None:
+def apply_to(
+    layers: dict[str, nn.Module], run: Callable[[str], Run], skipped: dict[str, nn.Module]
+) -> None:
     """Let the forward passes of these layers, given by path, be `run(path)(forward, args, kwargs)`.
 
-    What was applied to a layer before is replaced.
+    What was applied to a layer before is replaced; from those that are skipped it is removed.
     """
-    for module in layers.values():
+    for module in (*layers.values(), *skipped.values()):
         _refuse_covered(module, "applied again")
     for path, module in layers.items():
-        budgeted = budgeted_forward_of(module)
-        forward = CheckpointedForward(_without_ours(module), run(path))
-        if budgeted is None:
-            module.__dict__["forward"] = forward
-        else:
-            budgeted.__wrapped__ = forward  # regions are inside of a pass with a budget
+        _set_forward(module, CheckpointedForward(_without_ours(module), run(path)))
+    for module in skipped.values():
+        if any(isinstance(forward, CheckpointedForward) for forward in _chain(module)):
+            _set_forward(module, _without_ours(module))
+
+
+def _set_forward(module: nn.Module, forward: Any) -> None:
+    budgeted = budgeted_forward_of(module)
+    if budgeted is not None:
+        budgeted.__wrapped__ = forward  # regions are inside of a pass with a budget
+    elif isinstance(forward, CheckpointedForward):
+        module.__dict__["forward"] = forward
+    else:
+        restore_forward(module, forward)
 
 
 def remove_from(model: nn.Module) -> None:

@@ -212,6 +212,9 @@ class Region:
         if self.observer is not None:
             self.observer.closed(self)
 
+    def ran_on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Called on the outermost region, if it is attended, before its observer sees an op."""
+
     def closed_inside(self, child: Region) -> None:
         """Called when an inner region was closed."""
 

@@ -2,9 +2,10 @@
 
 A plan depends on the program, the budget, the seconds that ops take, and on how far measured peaks
 lie above predicted ones. Only these numbers differ from rank to rank, so ranks that run the same
-program take those of the rank that asks first. They
-come through the key-value store of the process group and not by a collective: ranks with other
-shapes may plan at another time, and nobody waits for them.
+program take those of the rank that asks first. They come through the key-value store of the process
+group and not by a collective: ranks with other shapes may plan at another time, and nobody waits
+for them. They plan for themselves, which is safe: no collective lies inside of what a plan has
+recomputed (`sections`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 from ..backend import process_group_store
 
 __all__ = ["agreed_bytes", "agreed_seconds", "is_shared"]
+
+_MANY = 1000  # programs that are agreed upon: with ever new shapes the store would grow for ever
 
 
 def is_shared() -> bool:
@@ -41,7 +44,8 @@ def _agreed(keys: Sequence[Any], about: str, numbers: list[float]) -> list[float
     program = repr([(str(func), [list(s) for s in shapes], made) for func, shapes, made in keys])
     name = f"remat/{hashlib.sha256(program.encode()).hexdigest()}/{about}"
     if store.add(f"{name}/claimed", 1) == 1:
-        store.set(name, json.dumps(numbers))
+        is_to_share = store.add("remat/programs", 1) <= _MANY
+        store.set(name, json.dumps(numbers if is_to_share else None))
         return numbers
-    agreed: list[float] = json.loads(store.get(name))
-    return agreed
+    agreed: list[float] | None = json.loads(store.get(name))
+    return numbers if agreed is None else agreed

@@ -27,6 +27,7 @@ from .agreement import is_shared
 from .eviction import Evictor
 from .meter import StorageMeter
 from .profiling import ObservedNodeTensor, PassAccounting
+from .sections import Sections, find_sections
 from .tracer import Tracer, key_of
 
 __all__ = ["BudgetedPass", "Owner", "PassRegion"]
@@ -76,10 +77,14 @@ class PassRegion(Region):
         value = operand if type(operand) is Value else operand.value
         current = self.current
         node = current.node_of(value, by_region=by_region)
-        saved = current.stage_of(node).save(operand, tensor, by_region=by_region)
+        saved = current.stage_of(node, value).save(operand, tensor, by_region=by_region)
         if by_region and tensor is not None:
             current.keep_if_unplanned(saved, tensor)
         return saved
+
+    def ran_on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if self.current.sections is not None:
+            self.current.sections.ran_on(args, kwargs)
 
     def closed_inside(self, child: Region) -> None:
         self.current.region_closed(child)
@@ -101,7 +106,8 @@ class BudgetedPass:
         self._is_shared = is_shared()  # all ranks are to evict the same
         self._evictor = Evictor(self.meter)
         self._node = 0  # of what is being saved
-        self._stages: dict[int, Region] = {}
+        self._stages: dict[tuple[int, int], Region] = {}  # by number and section
+        self.sections: Sections | None = None
         self._stage = -1  # the last one, if nobody has planned them
         self._stage_bytes = 0
         self._held_on: dict[int, list[ref[Value]]] = {}
@@ -116,10 +122,14 @@ class BudgetedPass:
         number = len(self.tracer)
         if number == 0:
             self._begin_accounting()
+            self.sections = find_sections()
         key = key_of(op, made)
         planned = self.follower.step(key)
         # The key of the plan is the same: one object for all passes.
         self.tracer.ran(op, made, seconds, key if planned is None else planned.keys[number])
+        if self.sections is not None:
+            for value in self.sections.ran(op, made):
+                self.tracer.pin(value)
         if self._accounting is not None:
             self._accounting.ran(op, made, seconds)
         if self._is_shared:
@@ -141,7 +151,7 @@ class BudgetedPass:
         if planned is None:
             self.follows = False  # another program: from here on nobody has planned it
             self.tracer.is_new = True
-            self._stage = max(self._stages, default=-1)
+            self._stage = self._last_stage()
             return
         keeps = planned.keeps[number]
         for output, (value, tensor) in enumerate(made):
@@ -165,13 +175,14 @@ class BudgetedPass:
         self.tracer.saved(value, max(self._node, 0))
         return self._node
 
-    def stage_of(self, node: int) -> Region:
-        """Return the stage that the backward of an op belongs to."""
+    def stage_of(self, node: int, value: Value) -> Region:
+        """Return the stage of the backward of an op, or the part of it that recomputes a value."""
         planned = self.follower.current if self.follows else None
         number = self._unplanned_stage() if planned is None else planned.stage_of(node)
-        stage = self._stages.get(number)
+        section = 0 if self.sections is None else self.sections.section_of(value)
+        stage = self._stages.get((number, section))
         if stage is None:
-            stage = self._stages[number] = Region(f"stage {number}")
+            stage = self._stages[number, section] = Region(f"stage {number}")
             stage.attend(self)
             stage.hold_on = self._held_on.setdefault(number, [])
         return stage
@@ -179,8 +190,11 @@ class BudgetedPass:
     def _unplanned_stage(self) -> int:
         limit = self._owner.room(self.tracer.plain_bytes) // _STAGE_SHARE
         if self._stage < 0 or self._stage_bytes > limit:
-            self._stage, self._stage_bytes = max(self._stages, default=-1) + 1, 0
+            self._stage, self._stage_bytes = self._last_stage() + 1, 0
         return self._stage
+
+    def _last_stage(self) -> int:
+        return max((number for number, _ in self._stages), default=-1)
 
     def make_saved(self, operand: Operand, region: Region) -> NodeTensor | ObservedNodeTensor:
         value = operand if type(operand) is Value else operand.value

@@ -144,7 +144,8 @@ def parts_of(tensor: Tensor) -> list[Tensor]:
     """Return the tensors that a sparse tensor or a wrapper consists of, without any mode."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is not None:
-        return [getattr(tensor, name) for name in flatten()[0]]
+        parts = (getattr(tensor, name) for name in flatten()[0])
+        return [part for part in parts if isinstance(part, Tensor)]  # a DTensor has a mesh, too
     names = _PARTS.get(tensor.layout, ())
     with without_dispatch_modes(), below_autograd():
         return [getattr(tensor, name)() for name in names]

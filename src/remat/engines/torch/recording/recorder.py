@@ -304,6 +304,7 @@ class Recorder(TorchDispatchMode):
             computed = [(value, tensor) for value, tensor in made if value.op is op]
             if computed:
                 retention.made(computed, args, kwargs, out)
+        self.opened[0].ran_on(args, kwargs)
         for region in self.opened:
             if region.observer is not None:
                 region.observer.ran(op, made, seconds)
