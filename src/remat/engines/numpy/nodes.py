@@ -12,8 +12,10 @@ from autograd.tracer import isbox, notrace_primitives
 
 from ...errors import UnsupportedError
 from .array_function import memory_of, plain
+from .recording.constants import Constant
 from .recording.records import Value
 from .recording.region import free, is_pure, threads
+from .recording.rules import checked_rule
 from .views import Link, Origin, make_link
 
 __all__ = ["LoggedNode", "Node", "OpLog", "cast", "memory_of", "shape_and_dtype"]
@@ -41,9 +43,12 @@ class Node(VJPNode):  # type: ignore[misc]
             )
         region = None if any(map(isbox, args)) else threads.region
         kept = args
+        large: dict[int, Constant] = {}
         if region is None and len(argnums) < len(args) and not _is_final(fun):
-            kept = _as_now(args, argnums)
+            kept = _as_now(fun, args, argnums, large)
         super().__init__(value, fun, kept, kwargs, argnums, parents)
+        if large:
+            self.vjp = checked_rule(self.vjp, large)
         self.box: Any = _no_box
         self.origin = _origin(value, fun, args, kwargs, argnums, parents)
         self.is_sum = fun in _SUMS_OF_GRADIENTS
@@ -120,15 +125,15 @@ def cast(gradient: Any, dtype: np.dtype[Any]) -> Any:
     return gradient.astype(dtype)
 
 
-def _as_now(args: Any, argnums: Any) -> Any:
+def _as_now(fun: Any, args: Any, argnums: Any, large: dict[int, Constant]) -> Any:
     """Return operands as they are now: the program may write to plain arrays that a rule holds.
 
-    (Nobody writes to what is traced.)
+    (Nobody writes to what is traced.) `large` gets those that are not copied.
     """
     if not any(type(arg) in _HOLDERS for i, arg in enumerate(args) if i not in argnums):
         return args
-    kept = threads.constants.kept
-    return tuple(arg if i in argnums else kept(arg) for i, arg in enumerate(args))
+    kept, name = threads.constants.kept, f"numpy.{getattr(fun, '__name__', fun)}"
+    return tuple(arg if i in argnums else kept(arg, name, large) for i, arg in enumerate(args))
 
 
 _HOLDERS = {np.ndarray, tuple, list, dict}
