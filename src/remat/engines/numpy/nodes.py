@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import autograd.numpy as anp
+import autograd.numpy.fft
 import numpy as np
 from autograd.builtins import container_take
 from autograd.core import VJPNode, VSpace, primitive_vjps, sparse_add
+from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import isbox, notrace_primitives
 
 from ...errors import UnsupportedError
@@ -15,6 +18,7 @@ from .array_function import memory_of, plain
 from .recording.constants import Constant
 from .recording.records import Value
 from .recording.region import free, is_pure, threads
+from .recording.rule_templates import shape_only
 from .recording.rules import checked_rule
 from .views import Link, Origin, make_link
 
@@ -46,6 +50,8 @@ class Node(VJPNode):  # type: ignore[misc]
         large: dict[int, Constant] = {}
         if region is None and len(argnums) < len(args) and not _is_final(fun):
             kept = _as_now(fun, args, argnums, large)
+        if fun in _OF_SHAPES and type(args[0]) is np.ndarray and args[0].nbytes > _TINY:
+            kept = (shape_only(args[0]), *kept[1:])
         super().__init__(value, fun, kept, kwargs, argnums, parents)
         if large:
             self.vjp = checked_rule(self.vjp, large)
@@ -135,6 +141,16 @@ def _as_now(fun: Any, args: Any, argnums: Any, large: dict[int, Constant]) -> An
     kept, name = threads.constants.kept, f"numpy.{getattr(fun, '__name__', fun)}"
     return tuple(arg if i in argnums else kept(arg, name, large) for i, arg in enumerate(args))
 
+
+# Derivative rules that hold their first operand for its shape and type, not for its numbers.
+_OF_SHAPES = {
+    ArrayBox.__getitem__,
+    *(getattr(anp, name) for name in ("reshape", "ravel", "expand_dims", "squeeze")),
+    *(getattr(anp, name) for name in ("real", "imag", "real_if_close")),
+    *(getattr(anp.fft, name) for name in ("fft", "ifft", "fft2", "ifft2", "fftn", "ifftn")),
+    *(getattr(anp.fft, name) for name in ("fftshift", "ifftshift")),
+}
+_TINY = 1 << 10  # bytes that are not worth it
 
 _HOLDERS = {np.ndarray, tuple, list, dict}
 
