@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import autograd.numpy as anp
-import autograd.numpy.fft
 import numpy as np
 from autograd.builtins import container_take
 from autograd.core import VJPNode, VSpace, primitive_vjps, sparse_add
+from autograd.numpy import fft
 from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import isbox, notrace_primitives
 
@@ -25,46 +26,71 @@ from .views import Link, Origin, make_link
 __all__ = ["LoggedNode", "Node", "OpLog", "cast", "memory_of", "shape_and_dtype"]
 
 
+class _Traits(NamedTuple):
+    """What is known of a primitive, looked up once for each."""
+
+    name: str
+    has_rule: bool
+    is_sum: bool  # of gradients, in a trace around a backward pass
+    is_final: bool  # not to be called again for the sake of a view
+    holds_shape: bool  # its rule holds its first operand for its shape and type only
+
+
+@lru_cache(maxsize=4096)
+def _traits_of(fun: Any) -> _Traits:
+    return _Traits(
+        getattr(fun, "__name__", str(fun)),
+        fun in primitive_vjps,
+        fun in _SUMS_OF_GRADIENTS,
+        getattr(fun, "is_opaque", False) or getattr(fun, "is_final", False),
+        fun in _OF_SHAPES,
+    )
+
+
 class Node(VJPNode):  # type: ignore[misc]
     """A node of a trace that remat started: autograd's, with an error that says what to do."""
 
     # origin: whose memory the result is in, None if its own; for a list, one for each part.
     # box: the box that has this node, by a weak reference.
-    # is_sum: of gradients, in a trace around a backward pass.
     # value: what the recording of a region knows it as; None outside of regions.
-    __slots__ = (
-        *("argnums", "box", "dtype", "is_marked", "is_sum", "name", "origin", "shape", "value"),
-    )
+    __slots__ = (*("argnums", "box", "dtype", "is_marked", "origin", "shape", "traits", "value"),)
+
+    vjp: Any  # autograd's
 
     def __init__(
         self, value: Any, fun: Any, args: Any, kwargs: Any, argnums: Any, parents: Any
     ) -> None:
-        if fun not in primitive_vjps:
-            name = getattr(fun, "__name__", str(fun))
-            raise UnsupportedError(
-                f"np.{name} has no derivative rule; write it with other functions, or define one "
-                "with autograd.extend.primitive and defvjp"
-            )
-        region = None if any(map(isbox, args)) else threads.region
+        self.traits = traits = _traits_of(fun)
+        if not traits.has_rule:
+            _refuse(fun)
+        region = threads.region
+        if region is not None and any(map(isbox, args)):
+            region = None
         kept = args
         large: dict[int, Constant] = {}
-        if region is None and len(argnums) < len(args) and not _is_final(fun):
+        if region is None and len(argnums) < len(args) and not traits.is_final:
             kept = _as_now(fun, args, argnums, large)
-        if fun in _OF_SHAPES and type(args[0]) is np.ndarray and args[0].nbytes > _TINY:
+        if traits.holds_shape and type(args[0]) is np.ndarray and args[0].nbytes > _TINY:
             kept = (shape_only(args[0]), *kept[1:])
         super().__init__(value, fun, kept, kwargs, argnums, parents)
         if large:
             self.vjp = checked_rule(self.vjp, large)
         self.box: Any = _no_box
         self.origin = _origin(value, fun, args, kwargs, argnums, parents)
-        self.is_sum = fun in _SUMS_OF_GRADIENTS
-        self.name = getattr(fun, "__name__", str(fun))
         self.shape, self.dtype = shape_and_dtype(value)
         self.is_marked = False
         self.argnums: Any = argnums
         self.value: Value | None = None
         if region is not None:
             region.record(self, value, fun, args, kwargs)
+
+    @property
+    def name(self) -> str:
+        return self.traits.name
+
+    @property
+    def is_sum(self) -> bool:
+        return self.traits.is_sum
 
     @property
     def is_view(self) -> bool:
@@ -78,13 +104,27 @@ class Node(VJPNode):  # type: ignore[misc]
 
     def initialize_root(self, value: Any) -> None:
         super().initialize_root()
-        self.is_sum = self.is_marked = False
+        self.traits = _ROOT
+        self.is_marked = False
         self.box = _no_box
         self.origin = None
         self.argnums = ()
         self.value = None
-        self.name = "an input"
         self.shape, self.dtype = shape_and_dtype(value)
+
+
+_ROOT = _Traits("an input", has_rule=True, is_sum=False, is_final=False, holds_shape=False)
+
+
+def _refuse(fun: Any) -> None:
+    if fun in primitive_vjps:  # it was given a rule after its first call
+        _traits_of.cache_clear()
+        return
+    name = getattr(fun, "__name__", str(fun))
+    raise UnsupportedError(
+        f"np.{name} has no derivative rule; write it with other functions, or define one with "
+        "autograd.extend.primitive and defvjp"
+    )
 
 
 class LoggedNode(Node):
@@ -113,6 +153,8 @@ for _kind in (Node, LoggedNode):
 
 def shape_and_dtype(value: Any) -> tuple[Any, Any]:
     """What a gradient must have; None for what is no array."""
+    if type(value) is np.ndarray:  # almost always
+        return value.shape, value.dtype
     value = plain(value)
     if isinstance(value, np.ndarray | np.generic):
         return value.shape, value.dtype
@@ -147,8 +189,8 @@ _OF_SHAPES = {
     ArrayBox.__getitem__,
     *(getattr(anp, name) for name in ("reshape", "ravel", "expand_dims", "squeeze")),
     *(getattr(anp, name) for name in ("real", "imag", "real_if_close")),
-    *(getattr(anp.fft, name) for name in ("fft", "ifft", "fft2", "ifft2", "fftn", "ifftn")),
-    *(getattr(anp.fft, name) for name in ("fftshift", "ifftshift")),
+    *(getattr(fft, name) for name in ("fft", "ifft", "fft2", "ifft2", "fftn", "ifftn")),
+    *(getattr(fft, name) for name in ("fftshift", "ifftshift")),
 }
 _TINY = 1 << 10  # bytes that are not worth it
 
@@ -220,11 +262,6 @@ def _origin_in(
         )
     operand = plain(operand)
     owner, chain = box.as_owner(operand)
-    if chain is not None and is_pure(fun) and not _is_final(fun):
+    if chain is not None and is_pure(fun) and not _traits_of(fun).is_final:
         return Origin(owner, chain.then(make_link(fun, args, kwargs, place)))
     return Origin(owner, None)
-
-
-def _is_final(function: Any) -> bool:
-    """Tell whether it is not to be called again for the sake of a view."""
-    return getattr(function, "is_opaque", False) or getattr(function, "is_final", False)
