@@ -62,6 +62,20 @@ def test_a_small_array_that_changes_is_copied(change) -> None:
     assert same_bits(remat.grad(f)(X[:100]), before)
 
 
+@pytest.mark.parametrize("scoped", [False, True])
+def test_an_array_in_a_file_that_changes_is_an_error(scoped: bool, tmp_path) -> None:
+    a = np.memmap(tmp_path / "a", np.float64, "w+", shape=LARGE)
+
+    def f(x: Any) -> Any:
+        with remat.CheckpointScope("part", enabled=scoped):
+            y = np.sin(x * a)
+        a[5] = 1
+        return np.sum(y)
+
+    with pytest.raises(remat.ModifiedInputError):
+        remat.grad(f)(X)
+
+
 def test_an_array_that_is_changed_back_is_an_error() -> None:
     mask = np.ones(LARGE)
 

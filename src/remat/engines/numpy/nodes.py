@@ -178,7 +178,7 @@ def _as_now(fun: Any, args: Any, argnums: Any, large: dict[int, Constant]) -> An
 
     (Nobody writes to what is traced.) `large` gets those that are not copied.
     """
-    if not any(type(arg) in _HOLDERS for i, arg in enumerate(args) if i not in argnums):
+    if not any(isinstance(arg, _HOLDERS) for i, arg in enumerate(args) if i not in argnums):
         return args
     kept, name = threads.constants.kept, f"numpy.{getattr(fun, '__name__', fun)}"
     return tuple(arg if i in argnums else kept(arg, name, large) for i, arg in enumerate(args))
@@ -194,7 +194,7 @@ _OF_SHAPES = {
 }
 _TINY = 1 << 10  # bytes that are not worth it
 
-_HOLDERS = {np.ndarray, tuple, list, dict}
+_HOLDERS = (np.ndarray, tuple, list, dict)
 
 
 def _no_box() -> None:

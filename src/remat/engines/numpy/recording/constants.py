@@ -140,7 +140,7 @@ class Constants:
         `found` gets the constants, by the ids of the arrays.
         """
         kind = type(operand)
-        if kind is np.ndarray:
+        if isinstance(operand, np.ndarray):
             constant = found[id(operand)] = self._constant(operand, op)
             return constant
         if kind is tuple or kind is list:
@@ -157,7 +157,7 @@ class Constants:
         `large` gets those that are not copied, by their ids.
         """
         kind = type(operand)
-        if kind is np.ndarray:
+        if isinstance(operand, np.ndarray):
             return self._kept_array(operand, op, large)
         if kind is tuple or kind is list:
             return kind(self.kept(part, op, large) for part in operand)
@@ -235,8 +235,8 @@ def column_sums(array: Any) -> bytes:
 
 
 def _words(array: Any) -> tuple[Any, bytes]:
-    """Return the bytes of an array as rows of words, and the rest."""
-    array = array[tuple(slice(None if stride else 1) for stride in array.strides)]  # each byte once
+    """Return the bytes of an array, each once, as rows of words, and the rest."""
+    array = np.asarray(array)[tuple(slice(None if stride else 1) for stride in array.strides)]
     whole = array if array.flags.c_contiguous else np.ascontiguousarray(array.T)
     data = whole.reshape(-1).view(np.uint8)
     end = data.size // (8 * _ROW) * (8 * _ROW)
