@@ -173,8 +173,8 @@ class Constants:
         constant = self._constant(array, op)
         if array.nbytes > SMALL:
             large[id(array)] = constant
-        else:
-            self._copies[id(constant)] = constant  # for the next op that reads the same
+            return array
+        self._copies[id(constant)] = constant  # for the next op that reads the same
         return constant.array()
 
     def _constant(self, array: Any, op: str) -> Constant:
