@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import autograd.numpy as anp
 import numpy as np
@@ -26,71 +25,49 @@ from .views import Link, Origin, make_link
 __all__ = ["LoggedNode", "Node", "OpLog", "cast", "memory_of", "shape_and_dtype"]
 
 
-class _Traits(NamedTuple):
-    """What is known of a primitive, looked up once for each."""
-
-    name: str
-    has_rule: bool
-    is_sum: bool  # of gradients, in a trace around a backward pass
-    is_final: bool  # not to be called again for the sake of a view
-    holds_shape: bool  # its rule holds its first operand for its shape and type only
-
-
-@lru_cache(maxsize=4096)
-def _traits_of(fun: Any) -> _Traits:
-    return _Traits(
-        getattr(fun, "__name__", str(fun)),
-        fun in primitive_vjps,
-        fun in _SUMS_OF_GRADIENTS,
-        getattr(fun, "is_opaque", False) or getattr(fun, "is_final", False),
-        fun in _OF_SHAPES,
-    )
-
-
 class Node(VJPNode):  # type: ignore[misc]
     """A node of a trace that remat started: autograd's, with an error that says what to do."""
 
     # origin: whose memory the result is in, None if its own; for a list, one for each part.
     # box: the box that has this node, by a weak reference.
+    # is_sum: of gradients, in a trace around a backward pass.
     # value: what the recording of a region knows it as; None outside of regions.
-    __slots__ = (*("argnums", "box", "dtype", "is_marked", "origin", "shape", "traits", "value"),)
+    __slots__ = (
+        *("argnums", "box", "dtype", "is_marked", "is_sum", "name", "origin", "shape", "value"),
+    )
 
     vjp: Any  # autograd's
 
     def __init__(
         self, value: Any, fun: Any, args: Any, kwargs: Any, argnums: Any, parents: Any
     ) -> None:
-        self.traits = traits = _traits_of(fun)
-        if not traits.has_rule:
-            _refuse(fun)
+        if fun not in primitive_vjps:
+            name = getattr(fun, "__name__", str(fun))
+            raise UnsupportedError(
+                f"np.{name} has no derivative rule; write it with other functions, or define one "
+                "with autograd.extend.primitive and defvjp"
+            )
         region = threads.region
         if region is not None and any(map(isbox, args)):
             region = None
-        kept = args
-        large: dict[int, Constant] = {}
-        if region is None and len(argnums) < len(args) and not traits.is_final:
-            kept = _as_now(fun, args, argnums, large)
-        if traits.holds_shape and type(args[0]) is np.ndarray and args[0].nbytes > _TINY:
+        kept, large = args, None
+        if region is None and len(argnums) < len(args) and not _is_final(fun):
+            kept, large = _as_now(fun, args, argnums)
+        if fun in _OF_SHAPES and type(args[0]) is np.ndarray and args[0].nbytes > _TINY:
             kept = (shape_only(args[0]), *kept[1:])
         super().__init__(value, fun, kept, kwargs, argnums, parents)
         if large:
             self.vjp = checked_rule(self.vjp, large)
         self.box: Any = _no_box
         self.origin = _origin(value, fun, args, kwargs, argnums, parents)
+        self.is_sum = fun in _SUMS_OF_GRADIENTS
+        self.name = getattr(fun, "__name__", str(fun))
         self.shape, self.dtype = shape_and_dtype(value)
         self.is_marked = False
         self.argnums: Any = argnums
         self.value: Value | None = None
         if region is not None:
             region.record(self, value, fun, args, kwargs)
-
-    @property
-    def name(self) -> str:
-        return self.traits.name
-
-    @property
-    def is_sum(self) -> bool:
-        return self.traits.is_sum
 
     @property
     def is_view(self) -> bool:
@@ -104,27 +81,13 @@ class Node(VJPNode):  # type: ignore[misc]
 
     def initialize_root(self, value: Any) -> None:
         super().initialize_root()
-        self.traits = _ROOT
-        self.is_marked = False
+        self.is_sum = self.is_marked = False
+        self.name = "an input"
         self.box = _no_box
         self.origin = None
         self.argnums = ()
         self.value = None
         self.shape, self.dtype = shape_and_dtype(value)
-
-
-_ROOT = _Traits("an input", has_rule=True, is_sum=False, is_final=False, holds_shape=False)
-
-
-def _refuse(fun: Any) -> None:
-    if fun in primitive_vjps:  # it was given a rule after its first call
-        _traits_of.cache_clear()
-        return
-    name = getattr(fun, "__name__", str(fun))
-    raise UnsupportedError(
-        f"np.{name} has no derivative rule; write it with other functions, or define one with "
-        "autograd.extend.primitive and defvjp"
-    )
 
 
 class LoggedNode(Node):
@@ -173,15 +136,17 @@ def cast(gradient: Any, dtype: np.dtype[Any]) -> Any:
     return gradient.astype(dtype)
 
 
-def _as_now(fun: Any, args: Any, argnums: Any, large: dict[int, Constant]) -> Any:
+def _as_now(fun: Any, args: Any, argnums: Any) -> tuple[Any, dict[int, Constant] | None]:
     """Return operands as they are now: the program may write to plain arrays that a rule holds.
 
-    (Nobody writes to what is traced.) `large` gets those that are not copied.
+    (Nobody writes to what is traced.) With those that are too large to be copied, by their ids.
     """
     if not any(isinstance(arg, _HOLDERS) for i, arg in enumerate(args) if i not in argnums):
-        return args
+        return args, None
+    large: dict[int, Constant] = {}
     kept, name = threads.constants.kept, f"numpy.{getattr(fun, '__name__', fun)}"
-    return tuple(arg if i in argnums else kept(arg, name, large) for i, arg in enumerate(args))
+    now = tuple(arg if i in argnums else kept(arg, name, large) for i, arg in enumerate(args))
+    return now, large
 
 
 # Derivative rules that hold their first operand for its shape and type, not for its numbers.
@@ -262,6 +227,11 @@ def _origin_in(
         )
     operand = plain(operand)
     owner, chain = box.as_owner(operand)
-    if chain is not None and is_pure(fun) and not _traits_of(fun).is_final:
+    if chain is not None and is_pure(fun) and not _is_final(fun):
         return Origin(owner, chain.then(make_link(fun, args, kwargs, place)))
     return Origin(owner, None)
+
+
+def _is_final(function: Any) -> bool:
+    """Tell whether it is not to be called again for the sake of a view."""
+    return getattr(function, "is_opaque", False) or getattr(function, "is_final", False)
