@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -118,7 +119,7 @@ class Budget:
             return Plan(frozenset())
         budget = self._bytes(trace)
         try:
-            return self._planner(trace, int(budget * self._share))
+            return _without_unused(trace, self._planner(trace, int(budget * self._share)))
         except BudgetTooSmallError as error:
             if error.smallest is None or self._share == 1:
                 raise
@@ -145,6 +146,21 @@ class Budget:
             followed=region.follows,
             curve=tuple(region.meter.curve),
         )
+
+
+def _without_unused(trace: Trace, plan: Plan) -> Plan:
+    """Return a plan without values that neither a rule nor a recomputation reads.
+
+    The judge takes no account of them, so a planner may leave them in.
+    """
+    values, found = trace.values, set(trace.saved)
+    todo = [number for number in found if number not in plan.keep]
+    while todo:
+        maker = values[todo.pop()].made_by
+        new = [] if maker is None else [n for n in trace.ops[maker].reads if n not in found]
+        found.update(new)
+        todo += [number for number in new if number not in plan.keep]
+    return replace(plan, keep=plan.keep & found)
 
 
 class BudgetedRecording:

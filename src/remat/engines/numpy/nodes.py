@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import autograd.numpy as anp
 import numpy as np
 from autograd.builtins import container_take
 from autograd.core import VJPNode, VSpace, primitive_vjps, sparse_add
+from autograd.numpy import fft
+from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import isbox, notrace_primitives
 
 from ...errors import UnsupportedError
 from .array_function import memory_of, plain
+from .recording.constants import Constant
 from .recording.records import Value
 from .recording.region import free, is_pure, threads
+from .recording.rule_templates import shape_only
+from .recording.rules import checked_rule
 from .views import Link, Origin, make_link
 
 __all__ = ["LoggedNode", "Node", "OpLog", "cast", "memory_of", "shape_and_dtype"]
@@ -30,6 +36,8 @@ class Node(VJPNode):  # type: ignore[misc]
         *("argnums", "box", "dtype", "is_marked", "is_sum", "name", "origin", "shape", "value"),
     )
 
+    vjp: Any  # autograd's
+
     def __init__(
         self, value: Any, fun: Any, args: Any, kwargs: Any, argnums: Any, parents: Any
     ) -> None:
@@ -39,11 +47,17 @@ class Node(VJPNode):  # type: ignore[misc]
                 f"np.{name} has no derivative rule; write it with other functions, or define one "
                 "with autograd.extend.primitive and defvjp"
             )
-        region = None if any(map(isbox, args)) else threads.region
-        kept = args
+        region = threads.region
+        if region is not None and any(map(isbox, args)):
+            region = None
+        kept, large = args, None
         if region is None and len(argnums) < len(args) and not _is_final(fun):
-            kept = _as_now(args, argnums)
+            kept, large = _as_now(fun, args, argnums)
+        if fun in _OF_SHAPES and type(args[0]) is np.ndarray and args[0].nbytes > _TINY:
+            kept = (shape_only(args[0]), *kept[1:])
         super().__init__(value, fun, kept, kwargs, argnums, parents)
+        if large:
+            self.vjp = checked_rule(self.vjp, large)
         self.box: Any = _no_box
         self.origin = _origin(value, fun, args, kwargs, argnums, parents)
         self.is_sum = fun in _SUMS_OF_GRADIENTS
@@ -68,11 +82,11 @@ class Node(VJPNode):  # type: ignore[misc]
     def initialize_root(self, value: Any) -> None:
         super().initialize_root()
         self.is_sum = self.is_marked = False
+        self.name = "an input"
         self.box = _no_box
         self.origin = None
         self.argnums = ()
         self.value = None
-        self.name = "an input"
         self.shape, self.dtype = shape_and_dtype(value)
 
 
@@ -102,6 +116,8 @@ for _kind in (Node, LoggedNode):
 
 def shape_and_dtype(value: Any) -> tuple[Any, Any]:
     """What a gradient must have; None for what is no array."""
+    if type(value) is np.ndarray:  # almost always
+        return value.shape, value.dtype
     value = plain(value)
     if isinstance(value, np.ndarray | np.generic):
         return value.shape, value.dtype
@@ -120,18 +136,30 @@ def cast(gradient: Any, dtype: np.dtype[Any]) -> Any:
     return gradient.astype(dtype)
 
 
-def _as_now(args: Any, argnums: Any) -> Any:
+def _as_now(fun: Any, args: Any, argnums: Any) -> tuple[Any, dict[int, Constant] | None]:
     """Return operands as they are now: the program may write to plain arrays that a rule holds.
 
-    (Nobody writes to what is traced.)
+    (Nobody writes to what is traced.) With those that are too large to be copied, by their ids.
     """
-    if not any(type(arg) in _HOLDERS for i, arg in enumerate(args) if i not in argnums):
-        return args
-    kept = threads.constants.kept
-    return tuple(arg if i in argnums else kept(arg) for i, arg in enumerate(args))
+    if not any(isinstance(arg, _HOLDERS) for i, arg in enumerate(args) if i not in argnums):
+        return args, None
+    large: dict[int, Constant] = {}
+    kept, name = threads.constants.kept, f"numpy.{getattr(fun, '__name__', fun)}"
+    now = tuple(arg if i in argnums else kept(arg, name, large) for i, arg in enumerate(args))
+    return now, large
 
 
-_HOLDERS = {np.ndarray, tuple, list, dict}
+# Derivative rules that hold their first operand for its shape and type, not for its numbers.
+_OF_SHAPES = {
+    ArrayBox.__getitem__,
+    *(getattr(anp, name) for name in ("reshape", "ravel", "expand_dims", "squeeze")),
+    *(getattr(anp, name) for name in ("real", "imag", "real_if_close")),
+    *(getattr(fft, name) for name in ("fft", "ifft", "fft2", "ifft2", "fftn", "ifftn")),
+    *(getattr(fft, name) for name in ("fftshift", "ifftshift")),
+}
+_TINY = 1 << 10  # bytes that are not worth it
+
+_HOLDERS = (np.ndarray, tuple, list, dict)
 
 
 def _no_box() -> None:

@@ -20,7 +20,7 @@ from ...errors import UnsupportedError
 from . import pickles
 from .boxes import OpLog, captured_box, plain, root_box
 from .nodes import cast
-from .recording.constants import Constants
+from .recording.constants import Constants, check_again
 from .recording.region import backward_pass, threads
 
 __all__ = [
@@ -266,6 +266,7 @@ def _new_trace() -> Iterator[int]:
     # An open region is one of the trace around.
     region, threads.region = threads.region, None
     constants, threads.constants = threads.constants, Constants()
+    check_again()
     try:
         yield trace_stack.top
     except ValueError as error:

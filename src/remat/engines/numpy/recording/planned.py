@@ -86,8 +86,7 @@ class PlannedRegion(Region):
             self.meter.add(arrays[value])
 
     def _values(self, numbers: Any) -> list[Value]:
-        found = (self.tracer.numbered[number]() for number in numbers)
-        return [value for value in found if value is not None]
+        return self.tracer.living(numbers)
 
     # -- backward ----------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from ....plans.policy import Candidate, Decision, Policy, SaveEverything, SaveNo
 from ..array_function import memory_of
 from ..fingerprints import fingerprint
 from .accounting import RegionAccounting, accounting_of
-from .constants import Constants, UnknownOperandError
+from .constants import Constants, UnknownOperandError, checked_once
 from .records import Op, Value
 from .replay import Needs, find_needs, replay
 from .rules import Rule, make_rule
@@ -49,7 +49,8 @@ def backward_pass() -> Iterator[None]:
     """Drop at the end what was computed again and not asked for."""
     before, threads.fresh = threads.fresh, []
     try:
-        yield
+        with checked_once():
+            yield
     finally:
         for value in threads.fresh:
             _drop_fresh(value)
@@ -74,9 +75,10 @@ def drop(value: Value) -> None:
 
 
 def free(value: Value) -> None:
-    """Let go of a value: backward has gone past the op that made it."""
+    """Let go of a value: backward has gone past the op that made it, and will not run it again."""
     _drop_held(value)
     _drop_fresh(value)
+    value.op = None  # which holds plain arrays
 
 
 def _drop_held(value: Value) -> None:

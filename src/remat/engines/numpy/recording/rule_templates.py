@@ -20,7 +20,14 @@ from autograd.core import VSpace
 from ..views import Chain
 from .constants import SMALL
 
-__all__ = ["NotUnderstoodError", "Placeholder", "filled", "operands_in", "template_of"]
+__all__ = [
+    "NotUnderstoodError",
+    "Placeholder",
+    "filled",
+    "operands_in",
+    "shape_only",
+    "template_of",
+]
 
 _ATOMS = (
     *(bool, int, float, complex, str, bytes, type(None), slice, type(...), type, range),
@@ -53,6 +60,18 @@ class _Closure(NamedTuple):
 class _Cell(NamedTuple):
     key: int  # the same for the same cell
     content: Any
+
+
+_ZEROS = bytes(64)
+
+
+def shape_only(array: Any) -> Any:
+    """Return an array of zeros of the same shape and type that takes no memory."""
+    return np.ndarray(array.shape, array.dtype, _ZEROS, 0, (0,) * array.ndim)
+
+
+def _is_shape_only(array: Any) -> bool:
+    return array.base is _ZEROS
 
 
 def template_of(rule: Any, operands: dict[int, Any]) -> Any:
@@ -92,7 +111,7 @@ def _has_state(value: Any) -> bool:
 def _placeholder(array: Any, operands: dict[int, Any]) -> Any:
     if id(array) in operands:
         return Placeholder(operands[id(array)])
-    if array.nbytes > SMALL or array.base is not None:
+    if not _is_shape_only(array) and (array.nbytes > SMALL or array.base is not None):
         raise NotUnderstoodError("an array of its own")
     return array
 

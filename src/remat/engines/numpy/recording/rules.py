@@ -13,7 +13,7 @@ from .rule_templates import NotUnderstoodError, filled, operands_in, template_of
 if TYPE_CHECKING:
     from .region import Region
 
-__all__ = ["Rule", "make_rule"]
+__all__ = ["Rule", "checked_rule", "make_rule"]
 
 
 class Rule:
@@ -60,6 +60,30 @@ class RemadeRule(Rule):
             return tuple(rule(gradient))
         finally:
             self.region.used(self)
+
+
+class CheckedRule:
+    """A rule of an op outside of regions, that holds plain arrays which the program may change."""
+
+    __slots__ = ("_closure", "_constants")
+
+    def __init__(self, closure: Any, constants: list[Constant]) -> None:
+        self._closure = closure
+        self._constants = constants
+
+    def __call__(self, gradient: Any) -> Any:
+        for constant in self._constants:
+            constant.array()
+        return self._closure(gradient)
+
+
+def checked_rule(closure: Any, constants: dict[int, Constant]) -> Any:
+    """Return a rule that raises if plain arrays that it holds, by their ids, have changed."""
+    try:
+        held = operands_in(template_of(closure, constants))
+    except NotUnderstoodError:
+        held = list(constants.values())
+    return CheckedRule(closure, held) if held else closure
 
 
 def make_rule(

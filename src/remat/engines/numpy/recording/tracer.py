@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +18,7 @@ from ....plans.trace import Op as TracedOp
 from ....plans.trace import Value as TracedValue
 from ..array_function import memory_of
 from ..source_location import location_of_caller
+from .constants import Constant, constants_in
 from .records import Value
 from .region import drop
 
@@ -132,33 +135,45 @@ class Tracer:
             reads = [i for i, op in enumerate(self._ops) if number in op.reads]
             self._freed[number] = max([*reads, self._values[number].made_by or 0])
 
+    def living(self, numbers: Iterable[int]) -> list[Value]:
+        """Return the values with these numbers, without those that are gone and plain arrays."""
+        known = len(self.numbered)
+        found = (self.numbered[number]() for number in numbers if number < known)
+        return [value for value in found if value is not None]
+
     def trace(self, backward_share: float = 0.0) -> Trace:
         """Return all of it; the backward of an op takes `backward_share` of its forward."""
-        ops = [
-            TracedOp(
-                op.name,
-                op.reads,
-                op.makes,
-                op.seconds,
-                place=op.place,
-                saves=op.saves,
-                backward_seconds=op.seconds * backward_share,
-                workspace_bytes=op.workspace_bytes,
-            )
-            for op in self._ops
-        ]
         values = [
-            TracedValue(
-                value.nbytes,
-                value.made_by,
+            replace(
+                value,
                 kind=Kind.FIXED if number in self._pinned else value.kind,
-                requires_grad=value.requires_grad,
                 freed_after=self._freed.get(number),
-                name=value.name,
             )
             for number, value in enumerate(self._values)
         ]
+        ops = [replace(op, backward_seconds=op.seconds * backward_share) for op in self._ops]
+        for number, constant in self._plain_arrays():
+            ops[number] = replace(
+                ops[number],
+                makes=(*ops[number].makes, len(values)),
+                saves=(*ops[number].saves, len(values)),
+            )
+            nbytes, kind = constant.nbytes, Kind.FIXED
+            values.append(TracedValue(nbytes, number, kind=kind, freed_after=number, name="plain"))
         return Trace(tuple(ops), tuple(values))
+
+    def _plain_arrays(self) -> list[tuple[int, Constant]]:
+        """Return the plain arrays that only the recording holds, with the first op that reads each.
+
+        What the program holds, too, belongs to it and is no part of a budget.
+        """
+        found: dict[int, tuple[int, Constant]] = {}
+        for value in self.living(range(len(self.numbered))):
+            made_by = self._values[value.number].made_by
+            if made_by is not None and value.op is not None:
+                for constant in constants_in([value.op.args, value.op.keywords]):
+                    found.setdefault(id(constant), (made_by, constant))
+        return [(made_by, constant) for made_by, constant in found.values() if constant.is_alone]
 
 
 def _died(tracer: weakref.ref[Tracer], number: int, _: Any) -> None:
