@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import remat
-from remat.engines.numpy.recording.constants import column_sums, row_sums
+from remat.engines.numpy.recording.constants import checksum_of
 
 from .oracles import same_bits
 
@@ -33,7 +33,11 @@ def through_a_view(a: Any) -> None:
     a.reshape(2, -1)[1, 5] = 0
 
 
-CHANGES = [add_one, exchange_neighbours, turn_around, through_a_view]
+def negate(a: Any) -> None:
+    a *= -1
+
+
+CHANGES = [negate, add_one, exchange_neighbours, turn_around, through_a_view]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -91,6 +95,20 @@ def test_an_array_that_is_changed_back_is_an_error() -> None:
         remat.grad(f)(X)
 
 
+def test_signs_that_alternate_are_an_error() -> None:
+    sign = np.ones(1 << 14)
+
+    def f(x: Any) -> Any:
+        total = 0.0
+        for _ in range(4):  # at the end it is what it was
+            total = total + np.sum(x * sign) ** 2
+            np.negative(sign, out=sign)
+        return total
+
+    with pytest.raises(remat.ModifiedInputError):
+        remat.grad(f)(np.linspace(0.1, 1.0, 1 << 14))
+
+
 def test_an_index_that_changes_is_an_error() -> None:
     index = np.arange(LARGE)
 
@@ -133,7 +151,7 @@ def test_what_no_rule_needs_may_change() -> None:
 def test_an_array_that_nobody_can_write_to_is_not_looked_at(monkeypatch) -> None:
     a = np.full(LARGE, 3.0)
     a.flags.writeable = False
-    monkeypatch.setattr("remat.engines.numpy.recording.constants.row_sums", None)
+    monkeypatch.setattr("remat.engines.numpy.recording.constants.checksum_of", None)
     assert same_bits(remat.grad(lambda x: np.sum(x * a))(X), a)
 
 
@@ -150,24 +168,43 @@ def test_an_array_that_nobody_can_write_to_is_not_looked_at(monkeypatch) -> None
     ids=["c", "f", "strided", "bytes", "odd", "turned"],
 )
 def test_a_checksum_sees_any_change(array) -> None:
-    def sums() -> tuple[bytes, bytes]:
-        return row_sums(array), column_sums(array)
-
-    before = sums()
+    before = checksum_of(array)
     for place in (0, 1, array.size // 2, array.size - 1):
         index = np.unravel_index(place, array.shape)
         old = array[index].copy()
         array[index] = old + 1
-        assert sums() != before
+        assert checksum_of(array) != before
         array[index] = old
     index = np.unravel_index([5, 6], array.shape)
     array[index] = array[index][::-1]
-    assert sums() != before
+    assert checksum_of(array) != before
 
 
 def test_a_checksum_of_a_broadcast_array_reads_it_once() -> None:
     small = np.arange(5.0)
-    assert row_sums(np.broadcast_to(small, (10_000, 5))) == row_sums(small)
+    assert checksum_of(np.broadcast_to(small, (10_000, 5))) == checksum_of(small)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64, np.complex128])
+def test_a_checksum_sees_changes_of_sign(dtype) -> None:
+    # 16 whole rows of 4 KB: sums modulo 2**64 of such rows do not see an even number of signs.
+    count = 16 * 4096 // np.dtype(dtype).itemsize
+    checkerboard = (-1.0) ** np.add.outer(np.arange(16), np.arange(count // 16))
+    for numbers in (np.ones(count), checkerboard, 1000 * np.sin(np.arange(count))):
+        array = numbers.astype(dtype)
+        assert checksum_of(array) == checksum_of(array.copy())
+        assert checksum_of(array) != checksum_of(-array)
+
+
+def test_a_checksum_sees_every_bit() -> None:
+    array = np.random.default_rng(0).standard_normal(1024)
+    words = array.view(np.uint64)
+    before = checksum_of(array)
+    for place in range(512):
+        for bit in range(64):
+            words[place] ^= np.uint64(1) << np.uint64(bit)
+            assert checksum_of(array) != before
+            words[place] ^= np.uint64(1) << np.uint64(bit)
 
 
 SHAPE_ONLY = {

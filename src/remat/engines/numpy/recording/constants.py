@@ -36,7 +36,11 @@ __all__ = [
 SMALL = 1 << 16  # bytes that are copied; of more, a checksum is kept
 _TINY = 1 << 10  # bytes that are copied without a look at earlier copies
 _WORD = np.dtype(np.uint64)
-_ROW = 512
+_HALF = np.uint64(32)
+_ROW = 512  # words
+_BLOCK = 64  # rows that are looked at together: they stay in the cache
+# Odd numbers without a pattern, one for each place in a row.
+_FACTORS = np.arange(1, 2 * _ROW, 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 _ATOMS = (
     *(bool, int, float, complex, str, bytes, type(None), slice, type(...), type, range),
@@ -51,20 +55,20 @@ class UnknownOperandError(Exception):
 class Constant:
     """A plain array as it was when an op read it."""
 
-    __slots__ = ("__weakref__", "_array", "_columns", "_place", "_rows", "op")
+    __slots__ = ("__weakref__", "_array", "_checksum", "_place", "op")
 
-    def __init__(self, array: Any, op: str, mark: Any = None) -> None:
+    def __init__(self, array: Any, op: str, checksum: bytes | None = None) -> None:
         self.op = op
-        self._rows = mark  # of a large array that may be written to
-        self._columns = None if mark is None else column_sums(array)
-        self._place = location_of_caller() if mark is not None else ""
-        self._array = array.copy(order="K") if mark is None and _may_be_written(array) else array
+        self._checksum = checksum  # of a large array that may be written to
+        self._place = "" if checksum is None else location_of_caller()
+        is_copied = checksum is None and _may_be_written(array)
+        self._array = array.copy(order="K") if is_copied else array
 
     def array(self) -> Any:
         """Return the array; raise if it is not what it was. A backward pass looks once."""
-        if self._rows is None or self in _passes.checked:
+        if self._checksum is None or self in _passes.checked:
             return self._array
-        if row_sums(self._array) != self._rows or column_sums(self._array) != self._columns:
+        if checksum_of(self._array) != self._checksum:
             shape, size = self._array.shape, format_bytes(self._array.nbytes)
             raise ModifiedInputError(
                 f"a plain array of shape {shape} ({size}) that {self.op} has read ({self._place}) "
@@ -75,13 +79,10 @@ class Constant:
             _passes.checked.add(self)
         return self._array
 
-    def is_still(self, array: Any, mark: Any) -> bool:
-        """Return whether an array has the bytes of this one; a large one is known by its `mark`.
-
-        (In backward, when all its bytes count, its columns are looked at, too.)
-        """
-        if mark is not None or self._rows is not None:
-            return self._array is array and self._rows == mark
+    def is_still(self, array: Any, checksum: bytes | None) -> bool:
+        """Return whether an array, with its checksum if it is large, has the bytes of this one."""
+        if checksum is not None or self._checksum is not None:
+            return self._array is array and self._checksum == checksum
         same = self._array.shape == array.shape and self._array.strides == array.strides
         return same and _same_bytes(self._array, array)
 
@@ -180,13 +181,14 @@ class Constants:
     def _constant(self, array: Any, op: str) -> Constant:
         if array.dtype.hasobject:
             raise UnknownOperandError("an array of objects")
-        mark = row_sums(array) if array.nbytes > SMALL and _may_be_written(array) else None
+        is_large = array.nbytes > SMALL and _may_be_written(array)
+        checksum = checksum_of(array) if is_large else None
         reference, known = self._known.get(id(array), (None, None))
         if reference is not None and known is not None and reference() is array:
             constant = known()
-            if constant is not None and constant.is_still(array, mark):
+            if constant is not None and constant.is_still(array, checksum):
                 return constant
-        constant = Constant(array, op, mark)
+        constant = Constant(array, op, checksum)
         self._known[id(array)] = weakref.ref(array), weakref.ref(constant)
         return constant
 
@@ -215,22 +217,18 @@ def constants_in(operand: Any) -> Iterator[Constant]:
         yield from constants_in(list(operand.values()))
 
 
-def row_sums(array: Any) -> bytes:
-    """Return a few bytes that change with those of an array, but for exchanges within 4 KB.
+def checksum_of(array: Any) -> bytes:
+    """Return a few bytes that change with the bytes of an array. It reads 1 MB in 0.1 ms.
 
-    It reads 1 MB in 20 us.
+    Each word is multiplied by a number of its place, and the upper halves are added up. A plain sum
+    would not do: changes of sign cancel out in it, and so do exchanges.
     """
     rows, rest = _words(array)
     digest = hashlib.blake2b(rest, digest_size=16)
-    digest.update(np.add.reduce(rows, axis=1).tobytes())
-    return digest.digest()
-
-
-def column_sums(array: Any) -> bytes:
-    """Return a few bytes that change where entries are exchanged within 4 KB."""
-    rows, rest = _words(array)
-    digest = hashlib.blake2b(rest, digest_size=16)
-    digest.update(np.add.reduce(rows, axis=0).tobytes())
+    for start in range(0, len(rows), _BLOCK):
+        products = rows[start : start + _BLOCK] * _FACTORS
+        products >>= _HALF
+        digest.update(np.add.reduce(products, axis=1).tobytes())
     return digest.digest()
 
 
