@@ -12,6 +12,7 @@ import math
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from operator import add
 
 from .facts import Facts
 from .plan import Plan, Stage
@@ -68,10 +69,16 @@ class Evaluator:
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self.order = facts.trace.backward_order
+        times = range(facts.count, facts.count + 2 * len(self.order), 2)
+        nodes = zip(times, self.order, strict=True)
+        self._nodes = [(t, op, frozenset(facts.saves[op])) for t, op in nodes if facts.saves[op]]
         self.is_reverse = all(later < op for op, later in pairwise(self.order))
         used = [v for v, users in enumerate(facts.users) if users or facts.readers[v]]
         self.always = frozenset(v for v in used if facts.is_fixed[v] or facts.outlives[v])
         base = [level for op in self.order for level in (facts.base_before[op], facts.base_at[op])]
+        self._held_bytes = [
+            0 if outlives else n for n, outlives in zip(facts.nbytes, facts.outlives, strict=True)
+        ]
         self._static = self._program_bytes() + base
         self.work = 0  # about the ops, nodes and values that were looked at
 
@@ -99,31 +106,32 @@ class Evaluator:
         facts = self.facts
         there = {v: Stay(-1) for v in lifetimes.keep | self.always}
         outcome = Outcome(lifetimes, {v: [stay] for v, stay in there.items()}, {}, 0.0)
-        for time, op in enumerate(self.order):
-            if facts.saves[op]:
-                self._go_through(op, facts.count + 2 * time, there, outcome)
+        for time, op, saves in self._nodes:
+            missing = None if saves <= there.keys() else [v for v in saves if v not in there]
+            if missing:
+                self._recompute(missing, op, time, there, outcome)
+            for value in saves:
+                there[value].uses.append(time + 1)
+            for value in missing or ():
+                if there[value].end == time + 1:
+                    del there[value]
         replayed = [op for replay in outcome.replays.values() for op in replay.ops]
         outcome.seconds = math.fsum(facts.seconds[op] for op in replayed)
         self._find_peak(outcome)
         self.work += len(self._static) + 2 * len(replayed)
         return outcome
 
-    def _go_through(self, op: int, time: int, there: dict[int, Stay], outcome: Outcome) -> None:
-        saves = self.facts.saves[op]
-        missing = [v for v in saves if v not in there]
-        if missing:
-            replay = outcome.replays[time] = self._replay(missing, time, there)
-            drops = outcome.lifetimes.drops
-            for value in replay.remade:
-                is_dropped = (value, op) in drops
-                if value in saves or not is_dropped:
-                    stay = there[value] = Stay(time, time + 1 if is_dropped else math.inf)
-                    outcome.stays.setdefault(value, []).append(stay)
-        for value in saves:
-            there[value].uses.append(time + 1)
-        for value in missing:
-            if there[value].end == time + 1:
-                del there[value]
+    def _recompute(
+        self, missing: list[int], op: int, time: int, there: dict[int, Stay], outcome: Outcome
+    ) -> None:
+        """Run again what a node lacks; all of it is there afterwards, unless it is dropped."""
+        replay = outcome.replays[time] = self._replay(missing, time, there)
+        drops = outcome.lifetimes.drops
+        for value in replay.remade:
+            is_dropped = (value, op) in drops
+            if not is_dropped or value in missing:
+                stay = there[value] = Stay(time, time + 1 if is_dropped else math.inf)
+                outcome.stays.setdefault(value, []).append(stay)
 
     def _replay(self, missing: list[int], time: int, there: dict[int, Stay]) -> _Replay:
         facts, remade = self.facts, dict[int, int]()
@@ -151,18 +159,18 @@ class Evaluator:
     # -- memory --
 
     def _find_peak(self, outcome: Outcome) -> None:
-        facts = self.facts
+        nbytes, forward_end = self._held_bytes, self.facts.forward_end
         change = [0] * (len(self._static) + 1)
         staying: dict[int, set[int]] = {time: set() for time in outcome.replays}
         for value, stays in outcome.stays.items():
             for stay in stays:
-                if stay.uses and not facts.outlives[value]:
-                    begin = self.held_from(value, stay)
-                    change[begin] += facts.nbytes[value]
-                    change[max(begin, stay.uses[-1] + 1)] -= facts.nbytes[value]
+                if stay.uses:
+                    begin = (stay.start if stay.start >= 0 else forward_end[value]) + 1
+                    change[begin] += nbytes[value]
+                    change[max(begin, stay.uses[-1] + 1)] -= nbytes[value]
                     if stay.start >= 0:
                         staying[stay.start].add(value)
-        levels = [a + b for a, b in zip(accumulate(change), self._static, strict=False)]
+        levels = list(map(add, accumulate(change), self._static))
         for time, replay in outcome.replays.items():
             levels[time] += self._replay_bytes(replay, staying[time])
         outcome.peak_bytes = max(levels)
