@@ -5,9 +5,10 @@ What is done, in this order; everything is pure and gives the same plan for the 
 1. The trace is cut where few bytes cross; segments between cuts become stages (`segments.py`), each
    with a choice of what to keep (`options.py`), or in rounds for small budgets (`recursion.py`).
    One dynamic programme gives the best combination for every budget at once.
-2. Plans of that curve are judged, and improved step by step where the trace is small enough
-   (`search.py`).
-3. For a budget the plan with the least seconds is taken. Since neither curve nor set depends on
+2. Of traces that are small enough, plans are made op by op as well: the highest peak is lowered
+   first (`relief.py`), and values are evicted one by one (`closure.py`).
+3. Plans are judged, and improved step by step (`search.py`).
+4. For a budget the plan with the least seconds is taken. Since neither curves nor set depend on
    the budget, seconds never rise with it.
 """
 
@@ -22,6 +23,7 @@ from dataclasses import dataclass, replace
 from ..errors import BudgetTooSmallError
 from ..sizes import format_bytes, parse_budget
 from .bounds import LowerBound
+from .closure import evictions
 from .facts import Facts
 from .plan import Plan, Stage
 from .relief import Relief
@@ -36,10 +38,12 @@ _LEAST_JUDGED = 4  # plans of the curve that are judged at once; the others when
 _JUDGED_OPS = 8_000  # or more: with so many ops together
 _MOST_TRIED = 20  # plans of the curve that are judged for a budget
 _SEARCHED_OPS = 1_500  # larger traces are not searched: the judge takes too long
-_SEARCHED_WORK = 40_000  # ops and nodes that the judge goes through for the plans of the search
-_RELIEF_WORK = 700_000  # ops and nodes that are evaluated for plans that hold values op by op
+_SEARCHED_WORK = 60_000  # ops and nodes that the judge goes through for the plans of the search
+_RELIEF_OPS = 700  # of larger traces there are too many values to look at them one by one
+_RELIEF_WORK = 600_000  # ops and nodes that are evaluated for plans that hold values op by op
 _SMALL, _SMALL_RELIEF_WORK = 150, 1_500_000  # ops, and work, of traces that are searched closely
 _MEDIUM = 100  # ops; of larger traces plans that keep nothing take too long to judge
+_EVICTED_WORK = 15_000  # ops of plans that evict values one by one
 _FRONTIER_POINTS = 40
 
 
@@ -117,8 +121,16 @@ class _Library:
                 self._plans.offer(Plan(frozenset(), tuple(map(Stage, firsts))))
         self.smallest_budget = self._plans.plans[0].peak_bytes
         if facts.count <= _SEARCHED_OPS:
-            self._relieve(facts, segments)
+            if facts.count <= _RELIEF_OPS:
+                self._relieve(facts, segments)
+            self._evict(facts, where[:-1])
             improve(self._plans, facts, where, most=_SEARCHED_WORK)
+
+    def _evict(self, facts: Facts, firsts: list[int]) -> None:
+        """Offer plans that hold nothing on: for the smallest budgets."""
+        plans = list(evictions(facts, firsts))
+        for number in _spread(len(plans), max(2, _EVICTED_WORK // (3 * facts.count))):
+            self._plans.offer(plans[number])
 
     def _relieve(self, facts: Facts, segments: _Predicted) -> None:
         """Add plans whose values are held op by op; begin with those of segments."""

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .facts import Facts
+from .long_segments import LongSegments
 from .options import Option, SegmentOptions
 from .plan import Stage
-from .long_segments import LongSegments
 
 __all__ = ["Groups"]
 

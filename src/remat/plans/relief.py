@@ -47,6 +47,7 @@ class Relief:
         self._evaluator = Evaluator(facts)
         self._always = self._evaluator.always
         self._time_of = {op: facts.count + 2 * p for p, op in enumerate(self._evaluator.order)}
+        self._until = math.inf  # so much work of the evaluator
         self.front: Front[Lifetimes] = Front()
 
     def plan(self, number: int) -> Plan:
@@ -65,13 +66,11 @@ class Relief:
         stop = evaluator.work + work
         for part in range(_LEVELS - 1, 0, -1):
             level = top * part // _LEVELS
-            self._repair(outcome.lifetimes, level)
-            starts = [self._effective(evaluator.lifetimes_of(*k)) for k in known(level)]
-            if (best := self.front.best(level)) is not None:
-                starts.append(best)
+            starts = [self._effective(evaluator.lifetimes_of(*other)) for other in known(level)]
+            starts.append(outcome.lifetimes)
             for number, start in enumerate(starts):
-                left = max(0, stop - evaluator.work) // (len(starts) - number + 2 * (part - 1))
-                self._improve(start, level, evaluator.work + left)
+                tries = len(starts) - number + 2 * (part - 1)
+                self._improve(start, level, max(0, stop - evaluator.work) // tries)
             if (best := self.front.best(level)) is None:
                 break
             outcome = evaluator.evaluate(best)
@@ -89,32 +88,46 @@ class Relief:
         }
         return Lifetimes(lifetimes.keep, lifetimes.drops & made)
 
-    def _improve(self, lifetimes: Lifetimes, level: int, until: int) -> None:
+    def _improve(self, lifetimes: Lifetimes, level: int, work: int) -> None:
         """Fill the front from lifetimes on, within a level of bytes."""
+        self._until = math.inf
         outcome = self._repair(lifetimes, level)
+        self._until = self._evaluator.work + work
         while outcome is not None:
-            outcome = self._better(outcome, level, until)
+            outcome = self._better(outcome, level)
 
-    def _better(self, outcome: Outcome, level: int, stop: int) -> Outcome | None:
+    def _better(self, outcome: Outcome, level: int) -> Outcome | None:
         """Return a plan with fewer seconds that restores something and fits, if there is one."""
-        for value, lifetimes in self._restored(outcome):
-            if self._evaluator.work >= stop:
-                return None
-            better = self._repair(lifetimes, level, spared=value, below=outcome.seconds)
-            if better is not None:
-                return better
+        for is_close in (False, True):
+            for value, lifetimes in self._restored(outcome):
+                if self._evaluator.work >= self._until:
+                    return None
+                better = self._repair(lifetimes, level, value, outcome.seconds, is_close=is_close)
+                if better is not None:
+                    return better
         return None
 
     def _repair(
-        self, lifetimes: Lifetimes, level: int, *, spared: int = -1, below: float = math.inf
+        self,
+        lifetimes: Lifetimes,
+        level: int,
+        spared: int = -1,
+        below: float = math.inf,
+        *,
+        is_close: bool = False,
     ) -> Outcome | None:
-        """Evict until a plan fits; return None if it does not, or takes too many seconds."""
+        """Evict until a plan fits; return None if it does not, or takes too many seconds.
+
+        If the plan is close to the level, bytes beyond what is too much are worth nothing.
+        """
         outcome = self._try(lifetimes)
         for _ in range(_REPAIRS):
-            if outcome.peak_bytes <= level or outcome.seconds >= below:
+            excess = outcome.peak_bytes - level
+            if excess <= 0 or outcome.seconds >= below or self._evaluator.work >= self._until:
                 break
-            evictions = (e for e in self._evictions(outcome) if e.value != spared)
-            chosen = self._choose(evictions, min(outcome.peak_bytes - level, level // _STEP))
+            evictions = self._evictions(outcome, excess if is_close else outcome.peak_bytes)
+            others = (eviction for eviction in evictions if eviction.value != spared)
+            chosen = self._choose(others, min(excess, level // _STEP))
             if not chosen:
                 break
             outcome = self._try(self._without(outcome.lifetimes, chosen))
@@ -123,21 +136,21 @@ class Relief:
 
     # -- what to drop --
 
-    def _evictions(self, outcome: Outcome) -> Iterator[_Eviction]:
-        """Yield what can be dropped at the peak, the cheapest first."""
+    def _evictions(self, outcome: Outcome, excess: int) -> Iterator[_Eviction]:
+        """Yield what can be dropped at the peak, the cheapest first; `excess` bytes are enough."""
         facts, peak = self._facts, outcome.peak_time
         self._evaluator.work += len(outcome.stays)
         heap: list[tuple[float, int, int, int, Stay, _Eviction | None]] = []
         for value, stays in outcome.stays.items():
             for stay in stays if value not in self._always and facts.nbytes[value] else ():
                 if self._is_idle(value, stay, peak):
-                    least = self._least_price(value, stay, outcome)
+                    least = self._least_price(value, stay, outcome, excess)
                     heap.append((least, -facts.nbytes[value], value, stay.start, stay, None))
         heapq.heapify(heap)
         while heap:
             _, nbytes, value, start, stay, eviction = heapq.heappop(heap)
             if eviction is None:
-                eviction = self._priced(value, stay, outcome)
+                eviction = self._priced(value, stay, outcome, excess)
                 heapq.heappush(heap, (eviction.price, nbytes, value, start, stay, eviction))
             else:
                 yield eviction
@@ -149,14 +162,14 @@ class Relief:
         after = next(use for use in stay.uses if use > peak)
         return peak not in stay.uses and self._evaluator.replay_time(after) > peak
 
-    def _least_price(self, value: int, stay: Stay, outcome: Outcome) -> float:
+    def _least_price(self, value: int, stay: Stay, outcome: Outcome, excess: int) -> float:
         """Return a bound of the price: what made the value runs again, if it does not anyway."""
         op = self._facts.made_by[value]
         times = self._times(stay, outcome.peak_time)
         runs = sum(
             time not in outcome.replays or op not in outcome.replays[time].ops for time in times
         )
-        return runs * self._facts.seconds[op] / self._facts.nbytes[value]
+        return runs * self._facts.seconds[op] / min(excess, self._facts.nbytes[value])
 
     def _times(self, stay: Stay, peak: int) -> tuple[int, ...]:
         """Return when a value is recomputed: for each use up to the peak, and for the next one."""
@@ -167,13 +180,15 @@ class Relief:
                 break
         return tuple(times)
 
-    def _priced(self, value: int, stay: Stay, outcome: Outcome) -> _Eviction:
+    def _priced(self, value: int, stay: Stay, outcome: Outcome, excess: int) -> _Eviction:
         seconds, sources = 0.0, set[int]()
         times = self._times(stay, outcome.peak_time)
         for time in times:
             seconds += self._chain_seconds(value, time, outcome, sources)
         nbytes = self._facts.nbytes[value]
-        return _Eviction(seconds / nbytes, nbytes, value, stay, times, frozenset(sources))
+        return _Eviction(
+            seconds / min(excess, nbytes), nbytes, value, stay, times, frozenset(sources)
+        )
 
     def _chain_seconds(self, value: int, time: int, outcome: Outcome, sources: set[int]) -> float:
         """Return the seconds to recompute a value at a time, besides what runs then anyway."""

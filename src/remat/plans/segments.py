@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from .facts import Facts
+from .long_segments import LongSegments
 from .options import Option, SegmentOptions
 from .plan import Plan, Stage
 from .recursion import Groups
-from .long_segments import LongSegments
 
 __all__ = ["Curve", "choose_cuts", "solve_segments"]
 
