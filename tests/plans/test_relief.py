@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remat.plans import Trace, plan_trace, simulate
+from remat.plans import Trace, graph, plan_trace, simulate
 from remat.plans.facts import Facts
 from remat.plans.front import Front
 from remat.plans.relief import Relief
@@ -76,6 +76,15 @@ def test_a_recorded_resnet_is_below_the_optimum_of_the_staged_model() -> None:
     trace = recorded("resnet")
     plain = trace.seconds + trace.backward_seconds
     assert plan_trace(trace, 0.5).extra_seconds <= 0.14 * plain
+
+
+def test_large_traces_are_planned_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "_RELIEF_OPS", 0)
+    graph._library.cache_clear()
+    trace = resnet(2)
+    plan = plan_trace(trace, 0.6)
+    assert plan.peak_bytes <= 0.6 * trace.plain_peak
+    graph._library.cache_clear()
 
 
 def test_a_front_has_what_nothing_beats() -> None:

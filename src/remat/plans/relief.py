@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -173,12 +174,8 @@ class Relief:
 
     def _times(self, stay: Stay, peak: int) -> tuple[int, ...]:
         """Return when a value is recomputed: for each use up to the peak, and for the next one."""
-        times: dict[int, None] = {}
-        for use in stay.uses:
-            times[self._evaluator.replay_time(use)] = None
-            if use > peak:
-                break
-        return tuple(times)
+        uses = stay.uses[: bisect_right(stay.uses, peak) + 1]
+        return tuple(dict.fromkeys(self._evaluator.replay_time(use) for use in uses))
 
     def _priced(self, value: int, stay: Stay, outcome: Outcome, excess: int) -> _Eviction:
         seconds, sources = 0.0, set[int]()
@@ -241,11 +238,10 @@ class Relief:
         for value, op in lifetimes.drops:
             dropped.setdefault(value, []).append(op)
         for time, replay in outcome.replays.items():
-            for value in replay.remade:
-                if facts.readers[value] or facts.users[value]:
-                    before = [op for op in dropped.get(value, ()) if self._time_of[op] < time]
-                    key = value, max(before, key=self._time_of.__getitem__, default=-1)
-                    worth[key] = worth.get(key, 0.0) + facts.seconds[facts.made_by[value]]
+            for value in [v for v in replay.remade if facts.readers[v] or facts.users[v]]:
+                before = [op for op in dropped.get(value, ()) if self._time_of[op] < time]
+                key = value, max(before, key=self._time_of.__getitem__, default=-1)
+                worth[key] = worth.get(key, 0.0) + facts.seconds[facts.made_by[value]]
         nbytes = facts.nbytes
         for value, op in sorted(worth, key=lambda k: (-worth[k] / max(1, nbytes[k[0]]), k)):
             if op < 0:
