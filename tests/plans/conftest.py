@@ -8,6 +8,7 @@ from remat.plans import graph
 @pytest.fixture(autouse=True)
 def quick_plans(monkeypatch):
     """Search for less long than for users."""
+    monkeypatch.setattr(graph, "_TINY_WORK", 100_000)
     monkeypatch.setattr(graph, "_SMALL_RELIEF_WORK", 300_000)
     monkeypatch.setattr(graph, "_RELIEF_WORK", 200_000)
     monkeypatch.setattr(graph, "_SEARCHED_WORK", 30_000)

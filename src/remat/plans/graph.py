@@ -39,6 +39,7 @@ _JUDGED_OPS = 8_000  # or more: with so many ops together
 _MOST_TRIED = 20  # plans of the curve that are judged for a budget
 _SEARCHED_OPS = 1_500  # larger traces are not searched: the judge takes too long
 _SEARCHED_WORK = 60_000  # ops and nodes that the judge goes through for the plans of the search
+_TINY, _TINY_WORK = 20, 300_000  # ops, and work, of traces of which all is tried
 _RELIEF_OPS = 700  # of larger traces there are too many values to look at them one by one
 _RELIEF_WORK = 600_000  # ops and nodes that are evaluated for plans that hold values op by op
 _SMALL, _SMALL_RELIEF_WORK = 150, 1_500_000  # ops, and work, of traces that are searched closely
@@ -124,7 +125,8 @@ class _Library:
             if facts.count <= _RELIEF_OPS:
                 self._relieve(facts, segments)
             self._evict(facts, where[:-1])
-            improve(self._plans, facts, where, most=_SEARCHED_WORK)
+            work = _TINY_WORK if facts.count <= _TINY else _SEARCHED_WORK
+            improve(self._plans, facts, where, most=work)
 
     def _evict(self, facts: Facts, firsts: list[int]) -> None:
         """Offer plans that hold nothing on: for the smallest budgets."""
@@ -144,8 +146,6 @@ class _Library:
         front = relief.front
         points = list(zip(front.peaks, front.seconds, strict=True))
         self._sources.append(_Predicted(points, relief.plan, judge))
-        for number in _spread(len(points), _LEAST_JUDGED):
-            self._plans.offer(relief.plan(number))
 
     @property
     def plans(self) -> list[Plan]:
