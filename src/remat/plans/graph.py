@@ -130,9 +130,10 @@ class _Library:
 
     def _evict(self, facts: Facts, firsts: list[int]) -> None:
         """Offer plans that hold nothing on: for the smallest budgets."""
-        plans = list(evictions(facts, firsts))
-        for number in _spread(len(plans), max(2, _EVICTED_WORK // (3 * facts.count))):
-            self._plans.offer(plans[number])
+        for step in (1, 2, 4, 8) if facts.count <= _TINY else (1,):
+            plans = list(evictions(facts, [0, *firsts[1::step]]))
+            for number in _spread(len(plans), max(2, _EVICTED_WORK // (3 * facts.count))):
+                self._plans.offer(plans[number])
 
     def _relieve(self, facts: Facts, segments: _Predicted) -> None:
         """Add plans whose values are held op by op; begin with those of segments."""
