@@ -20,7 +20,9 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 @pytest.fixture(autouse=True)
 def quick_plans(monkeypatch):
     """Search for plans only briefly: how good they are is tested in tests/plans."""
-    monkeypatch.setattr(graph, "_SMALL_WORK", 5_000)
+    monkeypatch.setattr(graph, "_TINY_WORK", 5_000)
+    monkeypatch.setattr(graph, "_SMALL_RELIEF_WORK", 5_000)
+    monkeypatch.setattr(graph, "_RELIEF_WORK", 5_000)
     monkeypatch.setattr(graph, "_SEARCHED_WORK", 5_000)
 
 

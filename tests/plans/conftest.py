@@ -1,4 +1,4 @@
-"""Here plans are searched for at length: a third of what users get is enough for all promises."""
+"""Here plans are searched for at length: a part of what users get is enough for all promises."""
 
 import pytest
 
@@ -8,5 +8,7 @@ from remat.plans import graph
 @pytest.fixture(autouse=True)
 def quick_plans(monkeypatch):
     """Search for less long than for users."""
-    monkeypatch.setattr(graph, "_SMALL_WORK", 100_000)
+    monkeypatch.setattr(graph, "_TINY_WORK", 100_000)
+    monkeypatch.setattr(graph, "_SMALL_RELIEF_WORK", 300_000)
+    monkeypatch.setattr(graph, "_RELIEF_WORK", 200_000)
     monkeypatch.setattr(graph, "_SEARCHED_WORK", 30_000)

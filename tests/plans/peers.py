@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from remat.plans import Plan, Stage, Trace
 
-_MATMULS = {"linear", "conv", "attention"}
+_MATMULS = ("linear", "conv", "attention", "mm")  # in names of ops, written or recorded
 
 
 def module_starts(trace: Trace) -> list[int]:
@@ -55,14 +55,16 @@ def root_of_n(trace: Trace) -> Plan:
 
 def save_matmuls(trace: Trace) -> Plan:
     """Selective checkpointing of every block, with a policy that keeps matmuls and attention."""
-    kept = {v for op in trace.ops if op.name in _MATMULS for v in op.makes}
+    matmuls = [op for op in trace.ops if any(part in op.name for part in _MATMULS)]
+    kept = {v for op in matmuls for v in op.makes}
     return _plan(trace, module_starts(trace), kept)
 
 
 def byte_ratio(trace: Trace, ratio: float) -> Plan:
     """A knapsack: keep what costs most seconds per byte, up to a ratio of the saved bytes.
 
-    Nothing is recomputed twice, as in a compiled graph; the peak is what it is.
+    Nothing is recomputed twice, and everything as late as it can be, as in a compiled graph; the
+    peak is what it is.
     """
     room = ratio * trace.saved_bytes
     keep: set[int] = set()
@@ -77,7 +79,8 @@ def byte_ratio(trace: Trace, ratio: float) -> Plan:
         if trace.values[value].nbytes <= room:
             room -= trace.values[value].nbytes
             keep.add(value)
-    return Plan(frozenset(keep))
+    hold = frozenset(v for v, value in enumerate(trace.values) if value.made_by is not None)
+    return Plan(frozenset(keep), tuple(Stage(op, hold) for op in range(len(trace.ops))))
 
 
 PEERS: dict[str, Callable[[Trace], Plan]] = {

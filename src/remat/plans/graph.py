@@ -5,16 +5,19 @@ What is done, in this order; everything is pure and gives the same plan for the 
 1. The trace is cut where few bytes cross; segments between cuts become stages (`segments.py`), each
    with a choice of what to keep (`options.py`), or in rounds for small budgets (`recursion.py`).
    One dynamic programme gives the best combination for every budget at once.
-2. Plans of that curve are judged, and improved step by step where the trace is small enough
-   (`search.py`).
-3. For a budget the plan with the least seconds is taken. Since neither curve nor set depends on
+2. Of traces that are small enough, plans are made op by op as well: the highest peak is lowered
+   first (`relief.py`), and values are evicted one by one (`closure.py`).
+3. Plans are judged, and improved step by step (`search.py`).
+4. For a budget the plan with the least seconds is taken. Since neither curves nor set depend on
    the budget, seconds never rise with it.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..errors import BudgetTooSmallError
@@ -23,8 +26,9 @@ from .bounds import LowerBound
 from .closure import evictions
 from .facts import Facts
 from .plan import Plan, Stage
+from .relief import Relief
 from .search import PlanSet, improve
-from .segments import Curve, choose_cuts, fewer_cuts, solve_segments
+from .segments import choose_cuts, solve_segments
 from .simulate import Judge, Simulation
 from .trace import Trace
 
@@ -34,11 +38,13 @@ _LEAST_JUDGED = 4  # plans of the curve that are judged at once; the others when
 _JUDGED_OPS = 8_000  # or more: with so many ops together
 _MOST_TRIED = 20  # plans of the curve that are judged for a budget
 _SEARCHED_OPS = 1_500  # larger traces are not searched: the judge takes too long
-_SEARCHED_WORK = 100_000  # ops and nodes that the judge goes through for the plans of the search
-_SMALL, _SMALL_WORK = 150, 300_000  # ops, and work, of traces that are searched more closely
+_SEARCHED_WORK = 60_000  # ops and nodes that the judge goes through for the plans of the search
+_TINY, _TINY_WORK = 20, 300_000  # ops, and work, of traces of which all is tried
+_RELIEF_OPS = 700  # of larger traces there are too many values to look at them one by one
+_RELIEF_WORK = 600_000  # ops and nodes that are evaluated for plans that hold values op by op
+_SMALL, _SMALL_RELIEF_WORK = 150, 1_500_000  # ops, and work, of traces that are searched closely
 _MEDIUM = 100  # ops; of larger traces plans that keep nothing take too long to judge
-_EVICTED_STAGES = 4  # ways to cut a trace into stages from which values are evicted one by one
-_EVICTED_WORK = 60_000
+_EVICTED_WORK = 15_000  # ops of plans that evict values one by one
 _FRONTIER_POINTS = 40
 
 
@@ -94,9 +100,7 @@ class _Library:
         self.plain: Simulation = judge.simulate(Plan(saved))
         self._plans = PlanSet(judge)
         self._plans.offer(Plan(saved))
-        self._curve: Curve | None = None
-        self._points: list[tuple[int, float]] = []  # of the curve
-        self._judged_plans: dict[int, Plan] = {}
+        self._sources: list[_Predicted] = []  # plans that are judged when they are needed
         self.lower_bound = LowerBound(facts)
         # What comes after is found by seconds, which differ from run to run: no promise.
         self.smallest_budget = self.plain.peak_bytes
@@ -105,9 +109,10 @@ class _Library:
 
     def _solve(self, facts: Facts) -> None:
         cuts = choose_cuts(facts)
-        self._curve = curve = solve_segments(facts, cuts)
-        self._points = curve.points
-        count = len(self._points)
+        curve = solve_segments(facts, cuts)
+        segments = _Predicted(curve.points, curve.plan, self._plans.judge)
+        self._sources.append(segments)
+        count = len(curve.points)
         judged = min(count, max(_LEAST_JUDGED, _JUDGED_OPS // facts.count))
         for number in _spread(count, judged):
             self._plans.offer(curve.plan(number))
@@ -117,30 +122,66 @@ class _Library:
                 self._plans.offer(Plan(frozenset(), tuple(map(Stage, firsts))))
         self.smallest_budget = self._plans.plans[0].peak_bytes
         if facts.count <= _SEARCHED_OPS:
+            if facts.count <= _RELIEF_OPS:
+                self._relieve(facts, segments)
             self._evict(facts, where[:-1])
-            work = _SMALL_WORK if facts.count <= _SMALL else _SEARCHED_WORK
+            work = _TINY_WORK if facts.count <= _TINY else _SEARCHED_WORK
             improve(self._plans, facts, where, most=work)
 
     def _evict(self, facts: Facts, firsts: list[int]) -> None:
-        """Offer plans that evict value by value, with fewer and fewer stages."""
-        most = max(2, _EVICTED_WORK // (_EVICTED_STAGES * 3 * facts.count))
-        for part in range(_EVICTED_STAGES):
-            stages = fewer_cuts(facts, [*firsts, facts.count], len(firsts) >> part)[:-1]
-            plans = list(evictions(facts, stages))
-            for number in _spread(len(plans), most):
+        """Offer plans that hold nothing on: for the smallest budgets."""
+        for step in (1, 2, 4, 8) if facts.count <= _TINY else (1,):
+            plans = list(evictions(facts, [0, *firsts[1::step]]))
+            for number in _spread(len(plans), max(2, _EVICTED_WORK // (3 * facts.count))):
                 self._plans.offer(plans[number])
+
+    def _relieve(self, facts: Facts, segments: _Predicted) -> None:
+        """Add plans whose values are held op by op; begin with those of segments."""
+        judge, relief = self._plans.judge, Relief(facts)
+
+        def known(level: int) -> list[tuple[Plan, tuple[tuple[int, ...], ...]]]:
+            plans = segments.within(level)
+            return [(plan, judge.simulate(plan).recomputed) for plan in plans]
+
+        relief.search(known, _SMALL_RELIEF_WORK if facts.count <= _SMALL else _RELIEF_WORK)
+        front = relief.front
+        points = list(zip(front.peaks, front.seconds, strict=True))
+        self._sources.append(_Predicted(points, relief.plan, judge))
 
     @property
     def plans(self) -> list[Plan]:
         return self._plans.plans
 
     def best(self, budget: int) -> Plan | None:
-        """Return the best plan that was judged, or the best one of the curve."""
+        """Return the best plan that was judged, or a better one that is judged now."""
         plan = self._plans.best(budget)
-        place = bisect_right(self._points, (budget, float("inf")))
+        for source in self._sources:
+            plan = source.better(plan, budget)
+        return plan
+
+
+class _Predicted:
+    """Plans with the bytes and seconds that they should take; judged when they are needed."""
+
+    def __init__(
+        self, points: list[tuple[int, float]], plan: Callable[[int], Plan], judge: Judge
+    ) -> None:
+        self.points = points
+        self._plan = plan
+        self._judge = judge
+        self._judged_plans: dict[int, Plan] = {}
+
+    def within(self, nbytes: int) -> list[Plan]:
+        """Return the plan for so many bytes, if there is one."""
+        place = bisect_right(self.points, (nbytes, math.inf))
+        return [self._plan(place - 1)] if place else []
+
+    def better(self, plan: Plan | None, budget: int) -> Plan | None:
+        """Return a plan that is better than another one, or the other one."""
+        place = bisect_right(self.points, (budget, math.inf))
         # Why a row? Where backward is not the reverse of forward, a prediction may fail.
         for number in range(place - 1, max(-1, place - 1 - _MOST_TRIED), -1):
-            if plan is None or self._points[number][1] >= plan.extra_seconds:
+            if plan is None or self.points[number][1] >= plan.extra_seconds:
                 break
             other = self._judged(number)
             if other.peak_bytes <= budget and other.extra_seconds < plan.extra_seconds:
@@ -148,11 +189,9 @@ class _Library:
         return plan
 
     def _judged(self, number: int) -> Plan:
-        """Return a plan of the curve with the judge's figures."""
         if number not in self._judged_plans:
-            assert self._curve is not None  # it has points
-            plan = self._curve.plan(number)
-            peak, seconds, _ = self._plans.judge.score(plan)
+            plan = self._plan(number)
+            peak, seconds, _ = self._judge.score(plan)
             plan = replace(plan, peak_bytes=peak, extra_seconds=seconds)
             self._judged_plans[number] = plan
         return self._judged_plans[number]

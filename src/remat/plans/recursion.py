@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .facts import Facts
+from .long_segments import LongSegments
 from .options import Option, SegmentOptions
 from .plan import Stage
-from .whole import WholeSegments
 
 __all__ = ["Groups"]
 
@@ -51,15 +51,15 @@ class Groups:
     """The curves of all groups of consecutive parts."""
 
     def __init__(
-        self, facts: Facts, cuts: list[int], options: SegmentOptions, whole: WholeSegments
+        self, facts: Facts, cuts: list[int], options: SegmentOptions, segments: LongSegments
     ) -> None:
         self._facts = facts
         self._cuts = cuts
         self._coarse = _fewer(facts, cuts)
         self._unit = max(1, facts.trace.saved_bytes)
         ends = {pair: (self._cuts[pair[0]], self._cuts[pair[1]]) for pair in self._pairs()}
-        self._whole = {pair: whole.option(*ops) for pair, ops in ends.items()}
-        self._inside = {pair: whole.inside(*ops) for pair, ops in ends.items()}
+        self._as_one = {pair: segments.option(*ops) for pair, ops in ends.items()}
+        self._inside = {pair: segments.inside(*ops) for pair, ops in ends.items()}
         parts = {*pairwise(self._coarse), *pairwise(range(len(cuts)))}
         self._passed = {
             part: self._on_the_way(part, options.find(*ends[part], _OPTIONS))
@@ -118,7 +118,7 @@ class Groups:
     def _in_rounds(self, first: int, cut: int, stop: int) -> _Points:
         """Deal with what comes after a cut first; then begin once more."""
         rest, before = self._curves[cut, stop], self._curves[first, cut]
-        held, live = self._whole[first, cut].kept_bytes, self._live_at(first, cut, stop)
+        held, live = self._as_one[first, cut].kept_bytes, self._live_at(first, cut, stop)
         levels = np.unique(np.concatenate([np.maximum(held + rest.needs, live), before.needs]))
         r = np.searchsorted(held + rest.needs, levels, side="right") - 1
         b = np.searchsorted(before.needs, levels, side="right") - 1
@@ -133,7 +133,7 @@ class Groups:
 
         Those are the ops that lead to what crosses its end.
         """
-        facts, made = self._facts, set(self._whole[part].keep)
+        facts, made = self._facts, set(self._as_one[part].keep)
         wanted = set(made)
         for op in range(self._cuts[part[1]] - 1, self._cuts[part[0]] - 1, -1):
             if not wanted.isdisjoint(facts.makes[op]):
@@ -181,13 +181,13 @@ class Groups:
         for stop in range(first + 2, len(self._cuts)):
             if (first, stop) not in self._curves:
                 continue
-            whole, curve = self._whole[first, stop], self._curves[first, stop]
+            as_one, curve = self._as_one[first, stop], self._curves[first, stop]
             chosen = [n for n in range(len(curve.needs)) if curve.ways[curve.way[n]].cut >= 0]
             for number in chosen[:: math.ceil(len(chosen) / _OFFERED) or 1]:
-                need = int(curve.needs[number]) + whole.kept_bytes
+                need = int(curve.needs[number]) + as_one.kept_bytes
                 group = first, stop, number
                 cost = float(curve.seconds[number])
-                option = Option(whole.keep, whole.kept_bytes, need, cost, group)
+                option = Option(as_one.keep, as_one.kept_bytes, need, cost, group)
                 found.append((self._cuts[stop], option))
         return found
 
@@ -204,7 +204,7 @@ class Groups:
             held = frozenset(way.option.keep)
             before = [Stage(self._cuts[first])]
         else:
-            held = frozenset(self._whole[first, way.cut].keep)
+            held = frozenset(self._as_one[first, way.cut].keep)
             before = self._stages(first, way.cut, int(curve.before[number]), frozenset())
         return before + self._stages(way.cut, stop, int(curve.rest[number]), hold | held)
 

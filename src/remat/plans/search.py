@@ -6,13 +6,13 @@ are tried does not depend on a budget, so that a larger budget never gets a wors
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
 from .facts import Facts
+from .front import Front
 from .plan import Plan, Stage
 from .simulate import Judge, Simulation
 
@@ -29,36 +29,27 @@ class PlanSet:
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
         self._seen: set[tuple[frozenset[int], tuple[Stage, ...]]] = set()
-        self._peaks: list[int] = []
-        self.plans: list[Plan] = []
+        self._front: Front[Plan] = Front()
         self.work = 0  # the ops and nodes that the judge has gone through
 
-    def offer(self, plan: Plan) -> Plan | None:
-        """Judge a plan; return it with its figures if no other one beats it."""
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans, the one with the fewest bytes first."""
+        return self._front.items
+
+    def offer(self, plan: Plan) -> None:
+        """Judge a plan, and take it with its figures if no other one beats it."""
         key = plan.keep, plan.stages
         if key in self._seen:
-            return None
+            return
         self._seen.add(key)
         peak, seconds, work = self.judge.score(plan)
         self.work += work
-        return self._put(replace(plan, peak_bytes=peak, extra_seconds=seconds))
-
-    def _put(self, plan: Plan) -> Plan | None:
-        place = bisect_right(self._peaks, plan.peak_bytes)
-        if place and self.plans[place - 1].extra_seconds <= plan.extra_seconds:
-            return None
-        first = bisect_left(self._peaks, plan.peak_bytes)
-        last = first
-        while last < len(self.plans) and self.plans[last].extra_seconds >= plan.extra_seconds:
-            last += 1
-        self.plans[first:last] = [plan]
-        self._peaks[first:last] = [plan.peak_bytes]
-        return plan
+        self._front.add(peak, seconds, replace(plan, peak_bytes=peak, extra_seconds=seconds))
 
     def best(self, budget: int) -> Plan | None:
         """Return the plan with the least seconds within a budget."""
-        place = bisect_right(self._peaks, budget)
-        return self.plans[place - 1] if place else None
+        return self._front.best(budget)
 
 
 def improve(plans: PlanSet, facts: Facts, cuts: list[int], *, most: int) -> None:

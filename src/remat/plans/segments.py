@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from .facts import Facts
+from .long_segments import LongSegments
 from .options import Option, SegmentOptions
 from .plan import Plan, Stage
 from .recursion import Groups
-from .whole import WholeSegments
 
-__all__ = ["Curve", "choose_cuts", "fewer_cuts", "solve_segments"]
+__all__ = ["Curve", "choose_cuts", "solve_segments"]
 
 _MOST_CUTS = 160
 _POINTS = 512  # of a curve
@@ -64,15 +64,6 @@ def choose_cuts(facts: Facts) -> list[int]:
     return [0, *inner, facts.count]
 
 
-def fewer_cuts(facts: Facts, cuts: list[int], most: int) -> list[int]:
-    """Return the ends and at most so many cuts: in equal stretches those that few bytes cross."""
-    inner = cuts[1:-1]
-    size = math.ceil(len(inner) / max(1, most))
-    stretches = [inner[n : n + size] for n in range(0, len(inner), size)] if inner else []
-    best = [min(stretch, key=lambda cut: facts.crossing[cut]) for stretch in stretches]
-    return [cuts[0], *best, cuts[-1]]
-
-
 def _crossing_score(facts: Facts) -> list[int]:
     """Return the bytes that cross each cut; what backward does not use anyway counts twice."""
     change = [0] * (facts.count + 1)
@@ -109,13 +100,13 @@ class _Finder:
     def __init__(self, facts: Facts, cuts: list[int]) -> None:
         self._cuts = cuts
         self._options = SegmentOptions(facts)
-        self._whole = WholeSegments(facts)
+        self._long = LongSegments(facts)
         for start, stop in pairwise(cuts):
             self._options.find(start, stop)
         # Where all parts are different, fewer of them are looked at together.
         most = max(2, _MOST_SOLVED // max(1, self._options.solved))
         self._joined = range(1, 1 + most) if self._options.solved < 40 else _JOINED[:most]
-        self.groups = Groups(facts, cuts, self._options, self._whole)
+        self.groups = Groups(facts, cuts, self._options, self._long)
 
     def options_from(self, start: int) -> list[tuple[int, Option]]:
         """Return the options of all segments that begin at a cut, with the cut where they end."""
@@ -126,9 +117,9 @@ class _Finder:
             if stop < len(cuts) and (size == 1 or cuts[stop] - first <= _JOINED_OPS):
                 found += [(stop, o) for o in self._options.find(first, cuts[stop])]
         for stop in range(start + 2, len(cuts)):
-            if not self._whole.fits(first, cuts[stop]):
+            if not self._long.fits(first, cuts[stop]):
                 break
-            found.append((stop, self._whole.option(first, cuts[stop])))
+            found.append((stop, self._long.option(first, cuts[stop])))
         return found
 
 

@@ -9,12 +9,12 @@ import numpy as np
 from .facts import Facts
 from .options import Option
 
-__all__ = ["WholeSegments"]
+__all__ = ["LongSegments"]
 
 _LARGEST_PART = 3  # a segment does not save more than one part in so many of all
 
 
-class WholeSegments:
+class LongSegments:
     """Long segments that keep nothing but what later ones read: found from sums, in no time."""
 
     def __init__(self, facts: Facts) -> None:
