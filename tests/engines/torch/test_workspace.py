@@ -49,8 +49,7 @@ def test_the_first_plan_knows_what_a_backward_allocates(end) -> None:
     assert record.measured_peak <= record.plan.peak_bytes + NBYTES // 16
 
 
-def workspace(function, *inputs) -> int:
-    """Return what a trace says about the backward of the last op of a function."""
+def trace_of(function, *inputs):
     trace = None
 
     def planner(recorded, _):
@@ -59,7 +58,12 @@ def workspace(function, *inputs) -> int:
         return remat.plans.Plan(frozenset(recorded.saved))
 
     run_within(Budget("1TB", planner), function, inputs)
-    return max(op.workspace_bytes for op in trace.ops)
+    return trace
+
+
+def workspace(function, *inputs) -> int:
+    """Return the most bytes that a trace says the backward of an op takes."""
+    return max(op.workspace_bytes for op in trace_of(function, *inputs).ops)
 
 
 @pytest.mark.parametrize(
@@ -97,3 +101,26 @@ def test_measuring_runs_no_code_of_the_program() -> None:
     workspace(lambda x: nn.functional.dropout(Counted.apply(x)).square(), x)
     assert ran == ["forward"]
     assert x.grad is None
+
+
+class Residual(nn.Module):
+    """What a relu gives is saved twice: for its own backward, and for that of the next layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.norm1, self.norm2 = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        y = self.norm2(self.second(torch.relu(self.norm1(self.first(x)))))
+        return torch.relu(x + y)
+
+
+def test_a_result_that_is_saved_twice_is_saved_for_both() -> None:
+    model = nn.Sequential(Residual(), Residual())
+    recorded = trace_of(model, torch.randn(4, 8, 16, 16, requires_grad=True))
+    for op in recorded.ops:
+        if op.name == "aten.convolution.default":
+            assert op.reads[0] in op.saves
+        if op.name == "aten.relu.default":
+            assert op.makes[0] in op.saves

@@ -202,7 +202,8 @@ class Tracer:
         name = getattr(getattr(op.func, "_overloadpacket", None), "__name__", "").removesuffix("_")
         is_by_product = number != op.makes[0]
         is_own = is_by_product or name in _SAVE_THEIR_OUTPUT or "attention" in name
-        return last if is_own else last + 1
+        # An op saves its output once. If it is saved again, then for the next op.
+        return last if is_own and number not in self._saves[last] else last + 1
 
     def saved(self, value: Value, node: int) -> None:
         """Note that autograd saves a value for the backward of op `node`, which may be the next."""
