@@ -118,9 +118,10 @@ class Residual(nn.Module):
 
 def test_a_result_that_is_saved_twice_is_saved_for_both() -> None:
     model = nn.Sequential(Residual(), Residual())
-    recorded = trace_of(model, torch.randn(4, 8, 16, 16, requires_grad=True))
-    for op in recorded.ops:
-        if op.name == "aten.convolution.default":
-            assert op.reads[0] in op.saves
-        if op.name == "aten.relu.default":
-            assert op.makes[0] in op.saves
+    recorded = trace_of(model, torch.randn(4, 8, 16, 16))
+    convolutions = [op for op in recorded.ops if op.name == "aten.convolution.default"]
+    assert len(convolutions) == 4
+    assert all(op.reads[0] in op.saves for op in convolutions[1:])  # the first reads the input
+    relus = [op for op in recorded.ops if op.name == "aten.relu.default"]
+    assert len(relus) == 4
+    assert all(op.makes[0] in op.saves for op in relus)
