@@ -23,9 +23,9 @@ M = TypeVar("M")
 
 
 def _plan_trace(trace: Trace, memory_budget: int) -> Plan:
-    from ..plans import plan_trace  # noqa: PLC0415  (the planner is loaded late)
+    from ..plans.graph import plan_once  # noqa: PLC0415  (the planner is loaded late)
 
-    return plan_trace(trace, memory_budget)
+    return plan_once(trace, memory_budget)
 
 
 def auto_checkpoint(model: M, memory_budget: int | float | str | None) -> M:

@@ -32,7 +32,7 @@ from .segments import choose_cuts, solve_segments
 from .simulate import Judge, Simulation
 from .trace import Trace
 
-__all__ = ["Frontier", "FrontierPoint", "frontier", "plan_trace"]
+__all__ = ["Frontier", "FrontierPoint", "frontier", "plan_once", "plan_trace"]
 
 _LEAST_JUDGED = 4  # plans of the curve that are judged at once; the others when they are needed
 _JUDGED_OPS = 8_000  # or more: with so many ops together
@@ -69,7 +69,19 @@ def plan_trace(trace: Trace, memory_budget: int | float | str) -> Plan:
     >>> plan_trace(Trace(tuple(ops), tuple(values)), 40)
     Plan(keeps 4 values, 4 stages, peak 40 B, 2.5 s extra)
     """
-    library = _library(trace)
+    return _plan(_library(trace), trace, memory_budget)
+
+
+def plan_once(trace: Trace, memory_budget: int | float | str) -> Plan:
+    """Return what `plan_trace` returns, and remember nothing of the search.
+
+    A training run plans a trace once. What is found for all other budgets would take some tens of
+    kilobytes for each op.
+    """
+    return _plan(_Library(trace), trace, memory_budget)
+
+
+def _plan(library: _Library, trace: Trace, memory_budget: int | float | str) -> Plan:
     budget = parse_budget(memory_budget, whole=library.plain.peak_bytes)
     plan = library.best(budget)
     if plan is None:
@@ -202,7 +214,7 @@ def _spread(count: int, most: int) -> list[int]:
     return sorted({round(n * (count - 1) / most) for n in range(most + 1)}) if count else []
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=2)
 def _library(trace: Trace) -> _Library:
     return _Library(trace)
 
