@@ -10,7 +10,7 @@ from .trace import Trace
 
 Key = tuple[Any, ...]  # what makes two ops equal
 
-__all__ = ["Follower", "Planned"]
+__all__ = ["Follower", "Planned", "needed_keeps"]
 
 
 class Planned:
@@ -26,10 +26,9 @@ class Planned:
         self.refined: tuple[Trace, list[float]] | None = None
         self.reserved = 0  # bytes of the budget that are left for what the trace does not know
         self.starts = [stage.first_op for stage in plan.stages]
+        keep = needed_keeps(trace, plan)
         self.keeps = [
-            tuple(number in plan.keep for number in op.makes)
-            if any(number in plan.keep for number in op.makes)
-            else None
+            tuple(number in keep for number in op.makes) if not keep.isdisjoint(op.makes) else None
             for op in trace.ops
         ]
         self.held_on: dict[tuple[int, int], list[int]] = {}  # stages by op and output
@@ -53,6 +52,21 @@ class Planned:
 
     def stage_of(self, op: int) -> int:
         return max(bisect_right(self.starts, op) - 1, 0)
+
+
+def needed_keeps(trace: Trace, plan: Plan) -> frozenset[int]:
+    """Return the values to keep that backward or a recomputation reads.
+
+    The judge takes no account of others, so a planner may leave them in.
+    """
+    found = set(trace.saved)
+    todo = [number for number in found if number not in plan.keep]
+    while todo:
+        maker = trace.values[todo.pop()].made_by
+        new = [] if maker is None else [n for n in trace.ops[maker].reads if n not in found]
+        found.update(new)
+        todo += [number for number in new if number not in plan.keep]
+    return plan.keep & found
 
 
 class Follower:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from ..errors import BudgetTooSmallError
 from ..sizes import format_bytes
 from .chain import ChainLayer, ChainPlan, Segment, plan_chain, smallest_chain
-from .graph import plan_once
+from .graph import plan_trace
 from .plan import Plan, Stage
 from .simulate import Judge
 from .trace import Kind, Trace
@@ -56,7 +56,7 @@ def plan_layers(trace: Trace, ends: Sequence[int], memory_budget: int) -> Plan:
 def _plan_over_ops(trace: Trace, memory_budget: int) -> tuple[list[Plan], list[int]]:
     """Return the plan of `graph.py`, or else the smallest budget for which it has one."""
     try:
-        return [plan_once(trace, memory_budget)], []
+        return [plan_trace(trace, memory_budget)], []
     except BudgetTooSmallError as error:
         return [], [] if error.smallest is None else [error.smallest]
 

@@ -125,3 +125,39 @@ def test_a_result_that_is_saved_twice_is_saved_for_both() -> None:
     relus = [op for op in recorded.ops if op.name == "aten.relu.default"]
     assert len(relus) == 4
     assert all(op.makes[0] in op.saves for op in relus)
+
+
+def with_noise(x):
+    return nn.functional.rrelu(x * 1, training=True, inplace=True)
+
+
+UNARY = {
+    **{name: getattr(torch, name) for name in ("exp", "tanh", "sigmoid", "relu", "sqrt", "rsqrt")},
+    **{name: getattr(torch, name) for name in ("reciprocal", "tan", "sinh", "celu", "selu")},
+    "square": torch.square,
+    "power of a number": lambda x: 2.0**x,
+    "power": lambda x: x**x,
+    "softmax": lambda x: x.softmax(1),
+    "cumprod": lambda x: x.cumprod(0),
+    "elu": nn.functional.elu,
+    "elu in place": lambda x: nn.functional.elu_(x * 1),
+    "leaky relu in place": lambda x: nn.functional.leaky_relu_(x * 1),
+    "hardtanh": nn.functional.hardtanh,
+    "softplus": nn.functional.softplus,
+    "random relu in place": with_noise,
+    "pool": lambda x: nn.functional.max_pool2d(x[None], 3, 1, 1)[0],
+}
+
+
+@pytest.mark.parametrize("function", UNARY.values(), ids=UNARY)
+def test_what_is_saved_belongs_to_the_op_that_autograd_saves_it_for(function) -> None:
+    x = torch.rand(16, 16) + 0.5
+    weight = torch.rand(16, 16, requires_grad=True)
+    node = function(x * weight).grad_fn
+    saves_result = hasattr(node, "_saved_result") and isinstance(node._saved_result, torch.Tensor)
+    ops = trace_of(lambda: function(x * weight) @ weight).ops
+    assert ops[-1].name == "aten.mm.default"
+    (made,) = (read for op in ops[-2:-1] for read in op.makes[:1])
+    assert made in ops[-1].reads
+    assert made in ops[-1].saves
+    assert (made in ops[-2].saves) == saves_result

@@ -13,7 +13,7 @@ from typing import Any
 from ... import trees
 from ...errors import BudgetTooSmallError, UnsupportedError
 from ...plans import PassRecord, Plan, Trace
-from ...plans.following import Planned
+from ...plans.following import Planned, needed_keeps
 from ...sizes import format_bytes, parse_budget
 from .recording.planned import PlannedRegion
 from .recording.region import close_region, threads
@@ -119,7 +119,8 @@ class Budget:
             return Plan(frozenset())
         budget = self._bytes(trace)
         try:
-            return _without_unused(trace, self._planner(trace, int(budget * self._share)))
+            plan = self._planner(trace, int(budget * self._share))
+            return replace(plan, keep=needed_keeps(trace, plan))
         except BudgetTooSmallError as error:
             if error.smallest is None or self._share == 1:
                 raise
@@ -146,21 +147,6 @@ class Budget:
             followed=region.follows,
             curve=tuple(region.meter.curve),
         )
-
-
-def _without_unused(trace: Trace, plan: Plan) -> Plan:
-    """Return a plan without values that neither a rule nor a recomputation reads.
-
-    The judge takes no account of them, so a planner may leave them in.
-    """
-    values, found = trace.values, set(trace.saved)
-    todo = [number for number in found if number not in plan.keep]
-    while todo:
-        maker = values[todo.pop()].made_by
-        new = [] if maker is None else [n for n in trace.ops[maker].reads if n not in found]
-        found.update(new)
-        todo += [number for number in new if number not in plan.keep]
-    return replace(plan, keep=plan.keep & found)
 
 
 class BudgetedRecording:

@@ -26,39 +26,40 @@ Made = list[tuple[Value, Tensor]]
 Key = tuple[Any, ...]  # what makes two ops equal
 _passes = itertools.count()
 
-# Ops whose backward needs what they gave. It matters only for a value that one op made and the next
-# one reads: whose backward is it saved for?
+# Ops whose backward needs what they gave: in place or not, in place only, or with an overload. It
+# matters only for a value that one op made and the next one reads: whose backward is it saved for?
 _SAVE_THEIR_OUTPUT = frozenset(
     [
-        "exp",
-        "expm1",
-        "exp2",
-        "tanh",
-        "sigmoid",
-        "relu",
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-        "tan",
-        "sinh",
-        "pow",
-        "_softmax",
+        "_cdist_forward",
         "_log_softmax",
-        "logsumexp",
+        "_softmax",
+        "amax",
+        "amin",
         "cumprod",
-        "prod",
-        "elu",
-        "selu",
-        "celu",
-        "threshold",
-        "hardtanh",
-        "cholesky",
+        "dist",
+        "exp",
+        "exp2",
+        "expm1",
+        "hypot",
+        "linalg_cholesky_ex",
         "linalg_inv_ex",
         "linalg_qr",
+        "linalg_solve_triangular",
         "linalg_vector_norm",
+        "logcumsumexp",
+        "logsumexp",
         "norm",
-        "softplus",
-        "max_pool2d_with_indices",
+        "prod",
+        "reciprocal",
+        "relu",
+        "rsqrt",
+        "sigmoid",
+        "sqrt",
+        "std",
+        "tan",
+        "tanh",
+        *("celu_", "elu_", "leaky_relu_", "rrelu_with_noise_"),
+        *("pow.Scalar", "pow.Tensor_Tensor"),
     ]
 )
 
@@ -199,9 +200,7 @@ class Tracer:
         if self._values[number].made_by != last:
             return last + 1
         op = self._ops[last]
-        name = getattr(getattr(op.func, "_overloadpacket", None), "__name__", "").removesuffix("_")
-        is_by_product = number != op.makes[0]
-        is_own = is_by_product or name in _SAVE_THEIR_OUTPUT or "attention" in name
+        is_own = number != op.makes[0] or _saves_its_output(op.func)  # or a by-product
         # An op saves its output once. If it is saved again, then for the next op.
         return last if is_own and number not in self._saves[last] else last + 1
 
@@ -330,6 +329,13 @@ def _died(tracer: ref[Tracer], number: int, _: Any) -> None:
     tracing = tracer()
     if tracing is not None:
         tracing.died(number)
+
+
+def _saves_its_output(func: Any) -> bool:
+    text = str(func).removeprefix("aten.")
+    name = text.partition(".")[0]
+    names = {text, name, name.removesuffix("_")}
+    return not names.isdisjoint(_SAVE_THEIR_OUTPUT) or "attention" in name
 
 
 class _Noted(NamedTuple):
