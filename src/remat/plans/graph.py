@@ -214,7 +214,7 @@ def _spread(count: int, most: int) -> list[int]:
     return sorted({round(n * (count - 1) / most) for n in range(most + 1)}) if count else []
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=8)
 def _library(trace: Trace) -> _Library:
     return _Library(trace)
 
