@@ -113,10 +113,13 @@ def _peer(network: str, side: str, plain: Report, seconds: Report) -> Result:
 def _compiled(network: str) -> list[Result]:
     """What `torch.compile` does with its own budget: a share of the bytes that it would save."""
     plain = in_fresh_process(f"{_HERE}:peaks", _GIVE_BACK, network=network, side="plain")
-    seconds = in_fresh_process(f"{_HERE}:compiled_times", _KEEP, network=network, rounds=5)
     results = []
     for share in _COMPILED:
         side = f"{_COMPILE}{share}"
+        # In a process of its own: the compiler reuses what it has compiled for another share.
+        seconds = in_fresh_process(
+            f"{_HERE}:compiled_times", _KEEP, network=network, side=side, rounds=5
+        )
         report = in_fresh_process(f"{_HERE}:peaks", _GIVE_BACK, network=network, side=side)
         results.append(
             Result.information(
@@ -170,19 +173,18 @@ def times(network: str, rounds: int) -> dict[str, float]:
     return {side: statistics.median(seconds) for side, seconds in found.items()}
 
 
-def compiled_times(network: str, rounds: int) -> dict[str, float]:
+def compiled_times(network: str, side: str, rounds: int) -> dict[str, float]:
     """Return the median seconds of a pass, plain and compiled, and those of first passes."""
     torch.set_num_threads(1)
-    sides = ["plain", *(f"{_COMPILE}{share}" for share in _COMPILED)]
-    steps = {side: _Step(network, side) for side in sides}
-    found: dict[str, list[float]] = {side: [] for side in sides}
+    steps = {each: _Step(network, each) for each in ("plain", side)}
+    found: dict[str, list[float]] = {each: [] for each in steps}
     for _ in range(2 + rounds):
-        for side, step in steps.items():
+        for each, step in steps.items():
             began = time.perf_counter()
             step()
-            found[side].append(time.perf_counter() - began)
-    first = {f"{side}, first pass": seconds[0] for side, seconds in found.items()}
-    return {side: statistics.median(seconds[2:]) for side, seconds in found.items()} | first
+            found[each].append(time.perf_counter() - began)
+    first = {f"{each}, first pass": seconds[0] for each, seconds in found.items()}
+    return {each: statistics.median(seconds[2:]) for each, seconds in found.items()} | first
 
 
 class _Step:
