@@ -15,10 +15,19 @@ from typing import Any
 import numpy as np
 
 from .facts import Facts
+from .plan import Plan
+from .trace import Trace
 
-__all__ = ["LowerBound"]
+__all__ = ["LowerBound", "lower_bound_seconds"]
 
 _LARGEST_PROGRAMME = 1500  # ops; a linear programme takes some hundredths of a second up to here
+_SAFE = 1 - 1e-9  # sums of floats are not exact
+
+
+def lower_bound_seconds(trace: Trace, plan: Plan) -> float:
+    """Return the seconds that every plan takes at least within the budget of a plan."""
+    budget = plan.peak_bytes if plan.memory_budget is None else plan.memory_budget
+    return min(LowerBound(Facts(trace)).seconds(budget), plan.extra_seconds)
 
 
 class LowerBound:
@@ -69,8 +78,17 @@ class LowerBound:
 
     def seconds(self, budget: int) -> float:
         """Return the seconds that every plan within a budget takes at least."""
-        room = budget - self._always
-        to_drop = self._nbytes[-1] - room
+        bound = self.quick_seconds(budget)
+        if bound and self._facts.count <= _LARGEST_PROGRAMME and importlib.util.find_spec("scipy"):
+            bound = max(bound, self._programme(budget - self._always) * _SAFE)
+        return bound
+
+    def quick_seconds(self, budget: int) -> float:
+        """Return a bound that may be lower, and takes no linear programme.
+
+        SciPy takes half a second and some 50 MB of memory to import.
+        """
+        to_drop = self._nbytes[-1] - (budget - self._always)
         if to_drop <= 0:
             return 0.0
         place = bisect_right(self._nbytes, to_drop) - 1
@@ -79,9 +97,7 @@ class LowerBound:
             whole = self._nbytes[place + 1] - self._nbytes[place]
             part = (to_drop - self._nbytes[place]) / whole
             bound += part * (self._seconds[place + 1] - self._seconds[place])
-        if self._facts.count <= _LARGEST_PROGRAMME and importlib.util.find_spec("scipy"):
-            bound = max(bound, self._programme(room))
-        return bound * (1 - 1e-9)  # sums of floats are not exact
+        return bound * _SAFE
 
     def _programme(self, room: int) -> float:
         """Solve the linear programme: what is dropped comes from ops that have what they read."""

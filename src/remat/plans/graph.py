@@ -34,7 +34,7 @@ from .trace import Trace
 
 __all__ = ["Frontier", "FrontierPoint", "frontier", "plan_once", "plan_trace"]
 
-_LEAST_JUDGED = 4  # plans of the curve that are judged at once; the others when they are needed
+_LEAST_JUDGED = 2  # plans of the curve that are judged at once; the others when they are needed
 _JUDGED_OPS = 8_000  # or more: with so many ops together
 _MOST_TRIED = 20  # plans of the curve that are judged for a budget
 _SEARCHED_OPS = 1_500  # larger traces are not searched: the judge takes too long
@@ -69,19 +69,26 @@ def plan_trace(trace: Trace, memory_budget: int | float | str) -> Plan:
     >>> plan_trace(Trace(tuple(ops), tuple(values)), 40)
     Plan(keeps 4 values, 4 stages, peak 40 B, 2.5 s extra)
     """
-    return _plan(_library(trace), trace, memory_budget)
+    library = _library(trace)
+    return _plan(library, trace, memory_budget, library.lower_bound.seconds)
 
 
 def plan_once(trace: Trace, memory_budget: int | float | str) -> Plan:
-    """Return what `plan_trace` returns, and remember nothing of the search.
+    """Return the plan that `plan_trace` returns; use less memory than that, and keep none of it.
 
     A training run plans a trace once. What is found for all other budgets would take some tens of
-    kilobytes for each op.
+    kilobytes for each op. The lower bound is one that SciPy is not imported for.
     """
-    return _plan(_Library(trace), trace, memory_budget)
+    library = _Library(trace)
+    return _plan(library, trace, memory_budget, library.lower_bound.quick_seconds)
 
 
-def _plan(library: _Library, trace: Trace, memory_budget: int | float | str) -> Plan:
+def _plan(
+    library: _Library,
+    trace: Trace,
+    memory_budget: int | float | str,
+    lower_bound: Callable[[int], float],
+) -> Plan:
     budget = parse_budget(memory_budget, whole=library.plain.peak_bytes)
     plan = library.best(budget)
     if plan is None:
@@ -95,7 +102,7 @@ def _plan(library: _Library, trace: Trace, memory_budget: int | float | str) -> 
         )
     return replace(
         plan,
-        lower_bound_seconds=min(library.lower_bound.seconds(budget), plan.extra_seconds),
+        lower_bound_seconds=min(lower_bound(budget), plan.extra_seconds),
         memory_budget=budget,
         plain_peak_bytes=library.plain.peak_bytes,
         signature=trace.signature,

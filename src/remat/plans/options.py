@@ -8,6 +8,7 @@ the subsets that no other one beats in both.
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -117,10 +118,12 @@ class _Segment:
         self.first = min(self._own, default=0)
         own = set(self._own)
         self._targets: dict[int, int] = {}  # what backward uses here, with the first op that does
+        self._last_use: dict[int, int] = {}  # and with the last one
         for op in self._ops:
             for saved in facts.saves[op]:
                 if saved in own:
                     self._targets.setdefault(saved, op)
+                    self._last_use[saved] = op
         self.forced = {v for v in self._own if self._must_keep(v, stop)}
 
     def _must_keep(self, value: int, stop: int) -> bool:
@@ -258,7 +261,7 @@ class _Segment:
         wanted = {v for v in self._targets if v not in keep}
         needed = []
         for op in reversed(self._ops):
-            if any(made in wanted for made in facts.makes[op]):
+            if not wanted.isdisjoint(facts.makes[op]):
                 needed.append(op)
                 wanted.update(r for r in facts.reads[op] if r not in keep)
         return needed[::-1]
@@ -283,10 +286,8 @@ class _Segment:
     def backward_need(self, keep: set[int], needed: list[int]) -> int:
         """Return the most bytes that backward holds of this segment, its recomputation included."""
         facts, first = self._facts, self._ops.start
-        missing = [
-            op for op in self._ops if any(self._is_missing(s, keep) for s in facts.saves[op])
-        ]
-        replay_at = max(missing, default=first - 1)
+        missing = self._last_use.keys() - keep
+        replay_at = max((self._last_use[value] for value in missing), default=first - 1)
         read_again = {r for op in needed for r in facts.reads[op]}
         change: dict[int, int] = {}  # at which op of backward, coming from above, bytes go
         before = after = 0
@@ -319,9 +320,6 @@ class _Segment:
             alive += uses[op - replay_at]
             most = max(most, alive + facts.base_at[op])
         return most
-
-    def _is_missing(self, value: int, keep: set[int]) -> bool:
-        return value in self._targets and value not in keep
 
     def _replay_need(self, keep: set[int], needed: list[int], replay_at: int) -> int:
         """Return the most bytes that a recomputation makes, on top of what is kept."""
@@ -389,11 +387,14 @@ def _moved(option: Option, by: int) -> Option:
 def _thin(things: list[_T], points: list[tuple[int, float]], most: int) -> list[_T]:
     """Return at most so many things, the first and last included; drop what matters least."""
     things, points = list(things), list(points)
+
+    def loss(i: int) -> float:
+        return (points[i + 1][0] - points[i][0]) * (points[i - 1][1] - points[i][1])
+
+    losses = [math.inf, *map(loss, range(1, len(points) - 1)), math.inf]
     while len(things) > most:
-        losses = [
-            (points[i + 1][0] - points[i][0]) * (points[i - 1][1] - points[i][1])
-            for i in range(1, len(points) - 1)
-        ]
-        worst = 1 + losses.index(min(losses))
-        del things[worst], points[worst]
+        worst = losses.index(min(losses))
+        del things[worst], points[worst], losses[worst]
+        for neighbour in range(max(1, worst - 1), min(worst + 1, len(points) - 1)):
+            losses[neighbour] = loss(neighbour)
     return things

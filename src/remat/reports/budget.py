@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..plans import Alive, Kind, PassRecord, Plan, Simulation, Trace, simulate
+from ..plans.bounds import lower_bound_seconds
 from ..sizes import format_bytes
 from .tables import Grid
 
@@ -68,7 +69,7 @@ class BudgetReport:
         share = f" ({simulation.extra_seconds / forward:.0%} of forward)" if forward else ""
         yield (
             f"recomputation: predicted {simulation.extra_seconds:.4g} s{share}, at least "
-            f"{self.plan.lower_bound_seconds:.4g} s; measured "
+            f"{lower_bound_seconds(self.trace, self.plan):.4g} s; measured "
             f"{self.record.recompute_seconds:.4g} s in {self.record.recomputed_ops} ops"
         )
         if not self.record.followed:

@@ -129,6 +129,32 @@ def test_nothing_is_held_when_the_gradient_is_there(run) -> None:
     assert profiler._accounting.curve[-1] == (0, 0)
 
 
+def test_what_backward_has_used_is_reported_as_freed() -> None:
+    held_at_the_end: list[int] = []
+
+    @autograd.extend.primitive
+    def probe(x):
+        return x + 0.0
+
+    def look(gradient):
+        held_at_the_end.append(profiler._accounting.curve[-1][1])
+        return gradient
+
+    autograd.extend.defvjp(probe, lambda ans, x: look)
+
+    def loss(x):
+        with remat.CheckpointScope("marked"):
+            x = probe(x)
+            for _ in range(STEPS):
+                x = remat.mark_checkpoint(np.sin(x)) ** 2
+            return np.sum(x)
+
+    with remat.CheckpointProfiler() as profiler:
+        remat.grad(loss)(X)
+    assert profiler._accounting.held_peak >= STEPS * ARRAY
+    assert held_at_the_end == [pytest.approx(0, abs=2 * ARRAY)]
+
+
 def test_counts_and_names() -> None:
     group = remat.CheckpointGroup("group")
     named = deep(np.sin)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import autograd.numpy as anp
 import numpy as np
@@ -73,11 +74,24 @@ class Node(VJPNode):  # type: ignore[misc]
     def is_view(self) -> bool:
         return type(self.origin) is Origin
 
-    def free(self) -> None:
+    def leave_value(self) -> ref[Value] | None:
+        """Leave the value to rules and recomputations: the last backward pass begins.
+
+        It is freed as soon as none of them needs it. What is held is not computed again.
+        """
+        value, self.value = self.value, None
+        if value is None:
+            return None
+        if value.held is not None:
+            value.op = None
+        return ref(value)
+
+    def free(self, left: ref[Value] | None) -> None:
         """Let go of all arrays: the backward pass has gone through this node, and is the last."""
         self.vjp = None
-        if self.value is not None:
-            free(self.value)
+        value = None if left is None else left()
+        if value is not None:
+            free(value)
 
     def initialize_root(self, value: Any) -> None:
         super().initialize_root()

@@ -132,17 +132,17 @@ class Recording:
                 gathered[node] = _sum(gathered.get(node), part)
 
         starts = [pair for pair in zip(self.ends, seeds, strict=True) if _counts(*pair)]
-        top = _Top([node for node, _ in starts])
-        for node in toposort(top):
-            if node is top:
-                for end, seed in starts:
-                    add(end, seed)
-            elif node.parents:
+        for end, seed in starts:
+            add(end, seed)
+        nodes = list(toposort(_Top([node for node, _ in starts])))[1:]
+        left = {node: node.leave_value() for node in nodes} if once else {}
+        for node in nodes:
+            if node.parents:
                 out, _ = gathered.pop(node)
                 for parent, part in zip(node.parents, _parts(node, out), strict=True):
                     add(parent, _fitted(node, parent, part))
                 if once:
-                    node.free()
+                    node.free(left[node])
             elif node not in roots and node not in numbers:
                 raise _foreign_root(node)
         before.update(gathered)

@@ -93,8 +93,9 @@ class PlannedRegion(Region):
     def _compute(self, stage: int | None) -> None:
         known = len(threads.fresh)
         super()._compute(stage)
-        for value in threads.fresh[known:]:
-            self.meter.add(value.fresh)
+        for reference in threads.fresh[known:]:
+            if (value := reference()) is not None:
+                self.meter.add(value.fresh)
         if self._plan is None or stage is None:
             return
         for value in self._values(self._plan.stages[stage].hold):

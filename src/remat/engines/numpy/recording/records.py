@@ -85,6 +85,10 @@ class Value:
         self.dtype = getattr(array, "dtype", None)
         self.nbytes = nbytes_of(array)
 
+    def __del__(self) -> None:
+        if self.held is not None and self.region is not None:
+            self.region.frees(self.held)
+
     @property
     def array(self) -> Any:
         """Its bytes, if they are there."""

@@ -37,7 +37,8 @@ _PURE = {"numpy", "autograd", "remat", "scipy"}  # packages whose primitives giv
 class _Threads(threading.local):
     def __init__(self) -> None:
         self.region: Region | None = None  # the innermost that is open
-        self.fresh: list[Value] = []  # what the backward pass that runs has computed again
+        # What the backward pass that runs has computed again.
+        self.fresh: list[weakref.ref[Value]] = []
         self.constants = Constants()  # plain operands outside of regions, of the trace that runs
 
 
@@ -52,8 +53,9 @@ def backward_pass() -> Iterator[None]:
         with checked_once():
             yield
     finally:
-        for value in threads.fresh:
-            _drop_fresh(value)
+        for reference in threads.fresh:
+            if (value := reference()) is not None:
+                _drop_fresh(value)
         threads.fresh = before
 
 
@@ -83,8 +85,8 @@ def free(value: Value) -> None:
 
 def _drop_held(value: Value) -> None:
     held, value.held = value.held, None
-    if held is not None and value.region is not None and value.region.accounting is not None:
-        value.region.accounting.frees(held)
+    if held is not None and value.region is not None:
+        value.region.frees(held)
 
 
 def _drop_fresh(value: Value) -> None:
@@ -232,6 +234,11 @@ class Region:
         if self.policy(candidate) is Decision.KEEP:
             hold(value, array)
 
+    def frees(self, array: Any) -> None:
+        """What was held of this region no longer is."""
+        if self.accounting is not None:
+            self.accounting.frees(array)
+
     @property
     def keeps_everything(self) -> bool:
         return isinstance(self.policy, SaveEverything)
@@ -280,7 +287,7 @@ class Region:
         arrays = replay(needs)
         for value in wanted.keys() & arrays.keys():
             value.fresh, value.provider, value.waiting = arrays[value], self, wanted[value]
-            threads.fresh.append(value)
+            threads.fresh.append(weakref.ref(value))
             if self.accounting is not None:
                 self.accounting.holds(arrays[value], forward=False)
         self._recomputed(len(needs.made), time.perf_counter() - started)

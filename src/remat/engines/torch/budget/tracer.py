@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from collections.abc import Iterable
@@ -331,6 +332,7 @@ def _died(tracer: ref[Tracer], number: int, _: Any) -> None:
         tracing.died(number)
 
 
+@functools.cache
 def _saves_its_output(func: Any) -> bool:
     text = str(func).removeprefix("aten.")
     name = text.partition(".")[0]
