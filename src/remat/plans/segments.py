@@ -21,7 +21,7 @@ from .recursion import Groups
 
 __all__ = ["Curve", "choose_cuts", "solve_segments"]
 
-_MOST_CUTS = 160
+_MOST_CUTS = 144
 _POINTS = 512  # of a curve
 _MOST_SOLVED = 240  # different segments that are looked at closely, about
 _JOINED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20)  # how many parts are looked at closely together

@@ -194,13 +194,13 @@ class Recorder(TorchDispatchMode):
         traits = traits_by_id.get(id(func)) or traits_of(func)
         if current_graph_task() != -1 and not torch.is_grad_enabled():
             return self._run_in_backward(traits, args, kwargs or {})
-        if traits.route is _SIMPLE and not (kwargs or types or self.region.is_attended):
+        if traits.route is _SIMPLE and not (kwargs or types):
             return self._run_simple(traits, args)
         if traits.route is _VIEW:
             return run_view(self.table, traits, args, kwargs or {})
         if (
             traits.route is _SIMPLE_UNLESS_RANDOM
-            and not (kwargs or types or self.region.is_attended)
+            and not (kwargs or types)
             and not traits.draws(args, {})
         ):
             return self._run_simple(traits, args)
@@ -222,7 +222,10 @@ class Recorder(TorchDispatchMode):
                 encoded[number] = part = self.table.encode(arg)
                 if part is not arg:
                     reads += values_in((part,))
+        is_attended = self.region.is_attended
+        began = time.perf_counter() if is_attended else 0.0
         out = call(*args)
+        seconds = time.perf_counter() - began if is_attended else 0.0
         frame = _getframe(2)
         code, back = frame.f_code, frame.f_back
         if id(code) in user_code and (back is None or back.f_code is not MODULE_CALL):
@@ -231,10 +234,12 @@ class Recorder(TorchDispatchMode):
             location = caller(frame)
         op = _new_op(Op, (self._ops, traits, call, encoded, reads, None, None, location))
         self._ops += 1
-        if type(out) is Tensor:
+        if type(out) is Tensor and not is_attended:
             self.table.made(out, op, 0)
-        else:
-            self._made_several(out, op, keep=False)
+            return out
+        made = self._made_several(out, op, keep=False)
+        if is_attended:
+            self._attend(op, made, args, {}, out, seconds)
         return out
 
     def _run_in_backward(self, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
