@@ -196,7 +196,7 @@ def test_without_scipy_the_plan_is_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     trace = resnet(2)
     plan = plan_trace(trace, 0.5)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    graph_module._library.cache_clear()
+    graph_module._search.cache_clear()
     other = plan_trace(trace, 0.5)
     assert other.lower_bound_seconds <= plan.lower_bound_seconds
     assert replace(other, lower_bound_seconds=0.0) == replace(plan, lower_bound_seconds=0.0)

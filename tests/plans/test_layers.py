@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from remat.errors import BudgetTooSmallError
 from remat.plans import Kind, Op, Trace, Value, simulate
 from remat.plans.chain import ChainLayer, plan_chain, smallest_chain
-from remat.plans.layers import LayerChain, plan_layers
+from remat.plans.layers import LayerChain, LayerSearch
 
 from .test_chain import all_plans, judge
 
@@ -72,7 +72,7 @@ def test_never_slower_than_the_best_of_all_plans_over_layers(seed: int, most_ops
     recomputed = 0.0
     for budget in sorted({peak for peak, _ in judged})[::5]:
         best = min(seconds for peak, seconds in judged if peak <= budget)
-        plan = plan_layers(trace, ends, budget)
+        plan = LayerSearch(trace, ends).plan(budget)
         simulated = simulate(trace, plan)
         assert simulated.peak_bytes == plan.peak_bytes <= budget
         assert simulated.extra_seconds == plan.extra_seconds <= best
@@ -86,11 +86,11 @@ def test_within_the_budget_or_an_error_with_one_that_works(seed, layers, most_op
     trace, ends, chain = a_pass(seed, layers, most_ops)
     budget = int(trace.plain_peak * part)
     with pytest.raises(BudgetTooSmallError) as caught:
-        plan_layers(trace, ends, 0)
+        LayerSearch(trace, ends).plan(0)
     smallest = caught.value.smallest
     assert str(smallest) in str(caught.value)
     budget = max(smallest, budget)
-    plan = plan_layers(trace, ends, budget)
+    plan = LayerSearch(trace, ends).plan(budget)
     assert simulate(trace, plan).peak_bytes == plan.peak_bytes <= budget
     free = budget - trace.values[-1].nbytes
     if smallest_chain(chain).peak_bytes <= free:

@@ -80,11 +80,11 @@ def test_a_recorded_resnet_is_below_the_optimum_of_the_staged_model() -> None:
 
 def test_large_traces_are_planned_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "_RELIEF_OPS", 0)
-    graph._library.cache_clear()
+    graph._search.cache_clear()
     trace = resnet(2)
     plan = plan_trace(trace, 0.6)
     assert plan.peak_bytes <= 0.6 * trace.plain_peak
-    graph._library.cache_clear()
+    graph._search.cache_clear()
 
 
 def test_a_front_has_what_nothing_beats() -> None:

@@ -12,7 +12,8 @@ from typing import Any, Self, TypeVar
 from ..engines.compiling import is_compiling
 from ..engines.locate import ScopeEngine, engine_with_scopes, engines_with_scopes
 from ..errors import RematError, UnsupportedError
-from ..plans import PassRecord, Plan, Trace
+from ..plans import PassRecord, Trace
+from ..plans.planner import Plans
 from ..reports.budget import BudgetReport
 from ..sizes import format_bytes, parse_budget
 from .scopes import CheckpointNode, CheckpointScope
@@ -22,10 +23,10 @@ __all__ = ["CheckpointManager", "GradientBudget", "auto_checkpoint", "check_memo
 M = TypeVar("M")
 
 
-def _plan_trace(trace: Trace, memory_budget: int) -> Plan:
-    from ..plans.graph import plan_once  # noqa: PLC0415  (the planner is loaded late)
+def _plans_of(trace: Trace) -> Plans:
+    from ..plans.graph import Search  # noqa: PLC0415  (the planner is loaded late)
 
-    return plan_once(trace, memory_budget)
+    return Search(trace)
 
 
 def auto_checkpoint(model: M, memory_budget: int | float | str | None) -> M:
@@ -55,7 +56,7 @@ def auto_checkpoint(model: M, memory_budget: int | float | str | None) -> M:
     """
     if memory_budget is not None:
         check_memory_budget(memory_budget, "memory_budget")
-    result: M = engine_with_scopes().set_budget(model, memory_budget, _plan_trace)
+    result: M = engine_with_scopes().set_budget(model, memory_budget, _plans_of)
     return result
 
 
@@ -76,7 +77,7 @@ class GradientBudget:
             return
         name = engine.__name__
         if name not in self._budgets:
-            self._budgets[name] = engine.Budget(self._amount, _plan_trace)
+            self._budgets[name] = engine.Budget(self._amount, _plans_of)
         budget = self._budgets[name]
         engine.enter_budget(budget)
         try:
@@ -164,7 +165,7 @@ class CheckpointManager:
         if self.auto_checkpoint:
             engines = engines_with_scopes()
             for engine in engines[len(self._budgets) :]:
-                self._budgets.append(engine.Budget(self._amount, _plan_trace, share=self._share))
+                self._budgets.append(engine.Budget(self._amount, _plans_of, share=self._share))
             self._enter(engines)
         self._entered.is_open = True
         return self

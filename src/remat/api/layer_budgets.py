@@ -12,7 +12,8 @@ from typing import Any
 from ..engines.compiling import uncompiled
 from ..engines.locate import Engine, engine_of_call, is_torch_module
 from ..observers import warn_once
-from ..plans import Plan, Trace
+from ..plans import Trace
+from ..plans.planner import Plans
 
 __all__ = ["run_layers_within"]
 
@@ -44,7 +45,7 @@ class _LayerBudget:
 
     def __init__(self, engine: Any, memory_budget: int | float | str) -> None:
         self._engine = engine
-        self._budget = engine.Budget(memory_budget, self._plan)
+        self._budget = engine.Budget(memory_budget, self._plans_of)
         self._ends: list[int] = []
 
     def why_not(self) -> str:
@@ -61,10 +62,10 @@ class _LayerBudget:
             ends.append(self._budget.position)
         return value
 
-    def _plan(self, trace: Trace, memory_budget: int) -> Plan:
-        from ..plans.layers import plan_layers  # noqa: PLC0415  (the planner is loaded late)
+    def _plans_of(self, trace: Trace) -> Plans:
+        from ..plans.layers import LayerSearch  # noqa: PLC0415  (the planner is loaded late)
 
-        return plan_layers(trace, self._ends, memory_budget)
+        return LayerSearch(trace, self._ends)
 
 
 class _Threads(threading.local):

@@ -32,7 +32,7 @@ from .segments import choose_cuts, solve_segments
 from .simulate import Judge, Simulation
 from .trace import Trace
 
-__all__ = ["Frontier", "FrontierPoint", "frontier", "plan_once", "plan_trace"]
+__all__ = ["Frontier", "FrontierPoint", "Search", "frontier", "plan_trace"]
 
 _LEAST_JUDGED = 2  # plans of the curve that are judged at once; the others when they are needed
 _JUDGED_OPS = 8_000  # or more: with so many ops together
@@ -46,6 +46,8 @@ _SMALL, _SMALL_RELIEF_WORK = 150, 1_500_000  # ops, and work, of traces that are
 _MEDIUM = 100  # ops; of larger traces plans that keep nothing take too long to judge
 _EVICTED_WORK = 15_000  # ops of plans that evict values one by one
 _FRONTIER_POINTS = 40
+# What a search leaves of memory that Python keeps, for each op, up to so many of them (measured).
+_SEARCH_BYTES, _SEARCH_OPS = 16_000, 750
 
 
 def plan_trace(trace: Trace, memory_budget: int | float | str) -> Plan:
@@ -69,50 +71,22 @@ def plan_trace(trace: Trace, memory_budget: int | float | str) -> Plan:
     >>> plan_trace(Trace(tuple(ops), tuple(values)), 40)
     Plan(keeps 4 values, 4 stages, peak 40 B, 2.5 s extra)
     """
-    library = _library(trace)
-    return _plan(library, trace, memory_budget, library.lower_bound.seconds)
+    search = _search(trace)
+    plan = search.plan(memory_budget)
+    assert plan.memory_budget is not None
+    bound = search.lower_bound.seconds(plan.memory_budget)
+    return replace(plan, lower_bound_seconds=min(bound, plan.extra_seconds))
 
 
-def plan_once(trace: Trace, memory_budget: int | float | str) -> Plan:
-    """Return the plan that `plan_trace` returns; use less memory than that, and keep none of it.
+class Search:
+    """The plans of one trace, for all budgets.
 
-    A training run plans a trace once. What is found for all other budgets would take some tens of
-    kilobytes for each op. The lower bound is one that SciPy is not imported for.
+    A training run plans a trace once. What is found here takes some tens of kilobytes for each op,
+    so engines let go of it when they have their plan.
     """
-    library = _Library(trace)
-    return _plan(library, trace, memory_budget, library.lower_bound.quick_seconds)
-
-
-def _plan(
-    library: _Library,
-    trace: Trace,
-    memory_budget: int | float | str,
-    lower_bound: Callable[[int], float],
-) -> Plan:
-    budget = parse_budget(memory_budget, whole=library.plain.peak_bytes)
-    plan = library.best(budget)
-    if plan is None:
-        least = library.smallest_budget
-        raise BudgetTooSmallError(
-            f"this pass needs at least {least} bytes ({format_bytes(least)}) whatever is "
-            f"recomputed, got memory_budget={memory_budget!r}"
-            f"{'' if isinstance(memory_budget, int) else f' ({budget} bytes)'}; a plain pass needs "
-            f"{format_bytes(library.plain.peak_bytes)}",
-            smallest=least,
-        )
-    return replace(
-        plan,
-        lower_bound_seconds=min(lower_bound(budget), plan.extra_seconds),
-        memory_budget=budget,
-        plain_peak_bytes=library.plain.peak_bytes,
-        signature=trace.signature,
-    )
-
-
-class _Library:
-    """The plans of one trace, for all budgets."""
 
     def __init__(self, trace: Trace) -> None:
+        self.trace = trace
         judge = Judge(trace)
         facts = Facts(trace)
         saved = frozenset(v for v in trace.saved if not facts.is_external[v])
@@ -171,6 +145,35 @@ class _Library:
     def plans(self) -> list[Plan]:
         return self._plans.plans
 
+    @property
+    def memory_bytes(self) -> int:
+        return _SEARCH_BYTES * min(len(self.trace.ops), _SEARCH_OPS)
+
+    def plan(self, memory_budget: int | float | str) -> Plan:
+        """Return the plan for a budget; its lower bound is one that SciPy is not imported for.
+
+        Raises:
+            BudgetTooSmallError: No plan fits; the message has the smallest budget that works.
+        """
+        budget = parse_budget(memory_budget, whole=self.plain.peak_bytes)
+        plan = self.best(budget)
+        if plan is None:
+            least = self.smallest_budget
+            raise BudgetTooSmallError(
+                f"this pass needs at least {least} bytes ({format_bytes(least)}) whatever is "
+                f"recomputed, got memory_budget={memory_budget!r}"
+                f"{'' if isinstance(memory_budget, int) else f' ({budget} bytes)'}; a plain pass "
+                f"needs {format_bytes(self.plain.peak_bytes)}",
+                smallest=least,
+            )
+        return replace(
+            plan,
+            lower_bound_seconds=min(self.lower_bound.quick_seconds(budget), plan.extra_seconds),
+            memory_budget=budget,
+            plain_peak_bytes=self.plain.peak_bytes,
+            signature=self.trace.signature,
+        )
+
     def best(self, budget: int) -> Plan | None:
         """Return the best plan that was judged, or a better one that is judged now."""
         plan = self._plans.best(budget)
@@ -222,8 +225,8 @@ def _spread(count: int, most: int) -> list[int]:
 
 
 @functools.lru_cache(maxsize=8)
-def _library(trace: Trace) -> _Library:
-    return _Library(trace)
+def _search(trace: Trace) -> Search:
+    return Search(trace)
 
 
 # -- the whole curve ---------------------------------------------------------------------------
@@ -273,13 +276,13 @@ def frontier(trace: Trace) -> Frontier:
     >>> curve.knee.plan
     Plan(keeps 3 values, 5 stages, peak 32 B, 3 s extra)
     """
-    library = _library(trace)
-    least, most = library.plans[0].peak_bytes, library.plain.peak_bytes
+    search = _search(trace)
+    least, most = search.plans[0].peak_bytes, search.plain.peak_bytes
     steps = (least + (most - least) * n // _FRONTIER_POINTS for n in range(_FRONTIER_POINTS + 1))
-    budgets = sorted({*steps, *(plan.peak_bytes for plan in library.plans)})
+    budgets = sorted({*steps, *(plan.peak_bytes for plan in search.plans)})
     points: list[FrontierPoint] = []
     for budget in budgets:
-        plan = library.best(budget)
+        plan = search.best(budget)
         assert plan is not None  # the smallest budget has one
         if not points or plan.extra_seconds < points[-1].extra_seconds:
             points.append(FrontierPoint(plan.peak_bytes, plan.extra_seconds, plan))

@@ -13,52 +13,66 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ..errors import BudgetTooSmallError
-from ..sizes import format_bytes
+from ..sizes import format_bytes, parse_budget
 from .chain import ChainLayer, ChainPlan, Segment, plan_chain, smallest_chain
-from .graph import plan_trace
+from .graph import Search
 from .plan import Plan, Stage
 from .simulate import Judge
 from .trace import Kind, Trace
 
-__all__ = ["LayerChain", "plan_layers"]
+__all__ = ["LayerChain", "LayerSearch"]
 
 
-def plan_layers(trace: Trace, ends: Sequence[int], memory_budget: int) -> Plan:
-    """Return the plan with the least recomputation for a pass through layers.
+class LayerSearch:
+    """The plans of a pass through layers, for all budgets.
 
     `ends` are the numbers of ops that had run when each layer ended.
-
-    Raises:
-        BudgetTooSmallError: No plan fits; the message has the smallest budget that works.
 
     >>> from remat.plans import Kind, Op, Trace, Value
     >>> values = [Value(8, kind=Kind.INPUT)]
     >>> values += [Value(8, made_by=i, freed_after=i + 1) for i in range(9)] + [Value(8, made_by=9)]
     >>> ops = [Op("sin", (i,), (i + 1,), 0.5, saves=(i,)) for i in range(10)]
-    >>> plan_layers(Trace(tuple(ops), tuple(values)), [4, 7, 10], 56)
+    >>> LayerSearch(Trace(tuple(ops), tuple(values)), [4, 7, 10]).plan(56)
     Plan(keeps 6 values, 6 stages, peak 56 B, 1.5 s extra)
     """
-    found, smallest = _plan_over_ops(trace, memory_budget)
-    if not found or found[0].extra_seconds:
-        over_layers = list(_plans_over_layers(LayerChain(trace, ends), memory_budget))
-        smallest += [plan.peak_bytes for plan in over_layers]
-        found += [plan for plan in over_layers if plan.peak_bytes <= memory_budget]
-    if not found:
-        raise _too_small(len(ends), min(smallest), memory_budget)
-    return replace(
-        min(found, key=lambda plan: (plan.extra_seconds, plan.peak_bytes)),
-        memory_budget=memory_budget,
-        plain_peak_bytes=trace.plain_peak,
-        signature=trace.signature,
-    )
 
+    def __init__(self, trace: Trace, ends: Sequence[int]) -> None:
+        self._trace = trace
+        self._ends = ends
+        self._over_ops = Search(trace)
 
-def _plan_over_ops(trace: Trace, memory_budget: int) -> tuple[list[Plan], list[int]]:
-    """Return the plan of `graph.py`, or else the smallest budget for which it has one."""
-    try:
-        return [plan_trace(trace, memory_budget)], []
-    except BudgetTooSmallError as error:
-        return [], [] if error.smallest is None else [error.smallest]
+    @property
+    def memory_bytes(self) -> int:
+        return self._over_ops.memory_bytes
+
+    def plan(self, memory_budget: int | float | str) -> Plan:
+        """Return the plan with the least recomputation.
+
+        Raises:
+            BudgetTooSmallError: No plan fits; the message has the smallest budget that works.
+        """
+        trace, ends = self._trace, self._ends
+        budget = parse_budget(memory_budget, whole=trace.plain_peak)
+        found, smallest = self._plan_over_ops(budget)
+        if not found or found[0].extra_seconds:
+            over_layers = list(_plans_over_layers(LayerChain(trace, ends), budget))
+            smallest += [plan.peak_bytes for plan in over_layers]
+            found += [plan for plan in over_layers if plan.peak_bytes <= budget]
+        if not found:
+            raise _too_small(len(ends), min(smallest), budget)
+        return replace(
+            min(found, key=lambda plan: (plan.extra_seconds, plan.peak_bytes)),
+            memory_budget=budget,
+            plain_peak_bytes=trace.plain_peak,
+            signature=trace.signature,
+        )
+
+    def _plan_over_ops(self, budget: int) -> tuple[list[Plan], list[int]]:
+        """Return the plan of `graph.py`, or else the smallest budget for which it has one."""
+        try:
+            return [self._over_ops.plan(budget)], []
+        except BudgetTooSmallError as error:
+            return [], [] if error.smallest is None else [error.smallest]
 
 
 def _plans_over_layers(chain: LayerChain, memory_budget: int) -> Iterator[Plan]:

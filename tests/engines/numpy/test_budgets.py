@@ -115,6 +115,33 @@ def test_a_budget_of_all_recomputes_nothing() -> None:
     assert record.recomputed_ops == 0
 
 
+def test_the_first_pass_leaves_room_for_what_planning_takes() -> None:
+    plain = remat.grad(steps)(LARGE, 20)
+    manager = remat.CheckpointManager(memory_budget="40MB")
+    records = []
+    for _ in range(2):
+        with manager:
+            assert same_bits(remat.grad(steps)(LARGE, 20), plain)
+        records.append(manager.last_pass)
+    first, later = records
+    assert 0 < first.plan.peak_bytes < later.plan.peak_bytes - 1_000_000
+    assert later.plan.peak_bytes > 0.9 * later.budget
+    assert later.plan.extra_seconds < first.plan.extra_seconds
+    assert not first.followed
+    assert later.followed
+
+
+def test_where_planning_takes_more_than_the_budget_the_first_pass_is_as_the_others() -> None:
+    small = LARGE[:8192]  # 64 KB
+    manager = remat.CheckpointManager(memory_budget=0.5)
+    plans = []
+    for _ in range(2):
+        with manager:
+            remat.grad(steps)(small, 20)
+        plans.append(manager.last_pass.plan)
+    assert plans[0] == plans[1]
+
+
 def test_a_budget_that_is_too_small_says_which_one_is_not() -> None:
     with pytest.raises(remat.BudgetTooSmallError, match="MB") as caught:
         remat.grad(steps, memory_budget="1MB")(LARGE)
@@ -213,31 +240,37 @@ def test_bad_budgets_are_refused(budget) -> None:
 
 
 _PROCESS = """
-def peak():
+import gc, sys, numpy as np, remat
+from {module} import steps, wave
+
+def status(name):
     # (Not ru_maxrss: a process inherits that of the one that started it.)
     lines = open("/proc/self/status").read().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
-import numpy as np, remat, scipy.optimize, scipy.sparse  # which bounds of plans would import late
-from {module} import steps, wave
 program, x = {program}
-remat.grad(program, memory_budget=10**9)(x[:10])  # imports, plans
-before = peak()
+remat.grad(steps, memory_budget=0.8)(np.ones(10_000))  # imports
 gradient = remat.grad(program, memory_budget={budget})
 for _ in range(3):
+    gc.collect()
+    open("/proc/self/clear_refs", "w").write("5")  # the high-water mark begins anew
+    before = status("VmRSS")
     gradient(x)
-print(peak() - before)
+    print(status("VmHWM") - before)
+assert "scipy" not in sys.modules  # which takes memory of its own
 """
 
 
 STEPS = "lambda x: steps(x, 12), np.linspace(0.1, 1, 1 << 20)"
 WAVE = "lambda x: wave(x, 20), np.linspace(0.1, 1, 1 << 18).reshape(512, 512)"
+LONG_WAVE = "lambda x: wave(x, 50), np.linspace(0.1, 1, 1 << 17).reshape(256, 512)"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
-    ("program", "budget"),  # a plain gradient takes 400 MB, and 170 MB
-    [(STEPS, 150_000_000), (STEPS, 250_000_000), (WAVE, 90_000_000)],
+    # A plain gradient takes 400 MB, 170 MB and 210 MB. For the last one planning takes 10 MB.
+    ("program", "budget"),
+    [(STEPS, 150_000_000), (STEPS, 250_000_000), (WAVE, 90_000_000), (LONG_WAVE, 60_000_000)],
 )
 def test_the_operating_system_sees_no_more_than_the_budget(program: str, budget: int) -> None:
     code = _PROCESS.format(module=__name__, program=program, budget=budget)
@@ -245,5 +278,5 @@ def test_the_operating_system_sees_no_more_than_the_budget(program: str, budget:
     found = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment
     )
-    peak = 1024 * int(found.stdout)
-    assert 0.5 * budget < peak <= 1.1 * budget
+    peaks = [1024 * int(line) for line in found.stdout.split()]
+    assert 0.5 * budget < max(peaks) <= 1.1 * budget

@@ -14,7 +14,8 @@ from torch import Tensor
 
 import remat
 from remat.engines.torch.budget.manager import Budget, run_within
-from remat.plans import Plan
+from remat.plans import Plan, Trace
+from remat.plans.planner import Planner
 
 Run = Callable[..., Any]  # runs a function with its arguments, checkpointed in some way or not
 
@@ -47,7 +48,26 @@ def in_a_group(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def in_a_budget(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a function as an unplanned pass that has room for nothing: all is evicted."""
-    return run_within(Budget(1, lambda trace, budget: Plan(frozenset())), fn, args, kwargs)
+    planner = planning(lambda trace, budget: Plan(frozenset()))
+    return run_within(Budget(1, planner), fn, args, kwargs)
+
+
+class MadePlans:
+    """The plans that a function `make(trace, budget)` makes (plans.planner.Plans)."""
+
+    memory_bytes = 0
+
+    def __init__(self, make: Callable[[Trace, int], Plan], trace: Trace) -> None:
+        self._make = make
+        self._trace = trace
+
+    def plan(self, memory_budget: Any) -> Plan:
+        return self._make(self._trace, memory_budget)
+
+
+def planning(make: Callable[[Trace, int], Plan]) -> Planner:
+    """Return a planner for budgets."""
+    return partial(MadePlans, make)
 
 
 APIS: dict[str, Run] = {

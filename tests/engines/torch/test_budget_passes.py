@@ -18,7 +18,7 @@ from remat.engines.torch.budget.manager import Budget, enter_budget, run_within
 from remat.plans import Kind, Plan, Stage, Trace, simulate
 
 from .networks import GPT, ResNet, UNet
-from .oracles import assert_same_bits
+from .oracles import assert_same_bits, planning
 
 NETWORKS = {"gpt": GPT, "resnet": ResNet, "unet": UNet}
 
@@ -79,7 +79,7 @@ def test_any_plan_gives_the_gradients_of_the_plain_program(network, seed) -> Non
     torch.manual_seed(seed)
     plain = NETWORKS[network]()
     model, inputs = copy.deepcopy(plain), plain.inputs()
-    budget = Budget("1MB", RandomPlans(seed))
+    budget = Budget("1MB", planning(RandomPlans(seed)))
     for step in range(4):
         expected = gradients(plain, plain, *inputs, seed=step)
         found = gradients(
@@ -97,7 +97,7 @@ def test_what_runs_again_is_what_the_judge_says(network, replayed) -> None:
     model = NETWORKS[network]()
     if network == "gpt":
         model = GPT(dropout=0.0)
-    budget = Budget("1MB", keep_nothing)
+    budget = Budget("1MB", planning(keep_nothing))
     for _ in range(3):
         replayed.clear()
         gradients(model, lambda *args: run_within(budget, model, args, {}), *model.inputs())
@@ -116,7 +116,7 @@ def test_the_judge_knows_the_peak(network, plans) -> None:
     """
     model = {"gpt": GPT(3, 64, 0.0), "resnet": ResNet(6, 8), "unet": UNet(8)}[network]
     inputs = GPT.inputs(4, 128) if network == "gpt" else ResNet.inputs(4, 32)
-    budget = Budget("1GB", _only_what_is_needed(plans))
+    budget = Budget("1GB", planning(_only_what_is_needed(plans)))
     enter_budget(budget)
     for _ in range(3):
         model(*inputs).backward()
@@ -126,6 +126,26 @@ def test_the_judge_knows_the_peak(network, plans) -> None:
     assert report is not None
     predicted = simulate(report.trace, report.plan).peak_bytes
     assert 0.8 * predicted <= report.measured_peak <= 1.15 * predicted
+
+
+def test_what_a_plan_keeps_for_nothing_is_not_held() -> None:
+    def keep_every_value(trace: Trace, budget: int) -> Plan:
+        return Plan(frozenset(_computed(trace, range(len(trace.values)))), (Stage(0),))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(10):
+            x = x * 0.5 + 1.0  # of which backward needs nothing
+        return torch.sin(x).sum()
+
+    budget = Budget("1GB", planning(keep_every_value))
+    x = torch.ones(1 << 18, requires_grad=True)  # 1 MB
+    (expected,) = torch.autograd.grad(function(x), x)
+    for _ in range(3):
+        (found,) = torch.autograd.grad(run_within(budget, function, (x,)), x)
+        assert_same_bits(found, expected)
+    assert budget.last is not None
+    assert budget.last.followed
+    assert budget.last.measured_peak <= 4 * x.nbytes
 
 
 def _only_what_is_needed(planner):
@@ -142,7 +162,7 @@ def _only_what_is_needed(planner):
 
 def test_another_program_leaves_the_plan_and_gets_one_of_its_own() -> None:
     plain = GPT(dropout=0.0)
-    model, budget = copy.deepcopy(plain), Budget("1MB", keep_nothing)
+    model, budget = copy.deepcopy(plain), Budget("1MB", planning(keep_nothing))
     shapes = [(2, 8), (2, 8), (3, 5), (2, 8), (3, 5), (3, 5)]
     for shape in shapes:
         inputs = GPT.inputs(*shape)
@@ -156,7 +176,7 @@ def test_another_program_leaves_the_plan_and_gets_one_of_its_own() -> None:
 def test_a_program_that_changes_half_way() -> None:
     """The plan is followed as far as it goes; from there on nothing is planned."""
     plain = GPT(4, dropout=0.0)
-    model, budget = copy.deepcopy(plain), Budget(1, keep_nothing)
+    model, budget = copy.deepcopy(plain), Budget(1, planning(keep_nothing))
     (tokens,) = GPT.inputs()
 
     def call(blocks: int, of: GPT) -> torch.Tensor:
@@ -206,7 +226,7 @@ def a_part(call, inputs, weights):
 @pytest.mark.parametrize("plans", [keep_everything, keep_nothing, RandomPlans(1), RandomPlans(2)])
 def test_ways_to_use_a_graph(use, plans) -> None:
     plain = ResNet()
-    model, budget = copy.deepcopy(plain), Budget("1MB", plans)
+    model, budget = copy.deepcopy(plain), Budget("1MB", planning(plans))
     for _ in range(3):
         expected = use(plain, plain.inputs(), list(plain.parameters()))
         found = use(
@@ -216,7 +236,7 @@ def test_ways_to_use_a_graph(use, plans) -> None:
 
 
 def test_nothing_is_left_of_a_pass_without_the_garbage_collector() -> None:
-    model, budget = GPT(dropout=0.0), Budget("1MB", RandomPlans(5))
+    model, budget = GPT(dropout=0.0), Budget("1MB", planning(RandomPlans(5)))
     gc.collect()
     gc.disable()
     try:
@@ -239,7 +259,7 @@ def _tensor_bytes() -> int:
 
 
 def test_an_error_in_a_pass_leaves_nothing_behind() -> None:
-    model, budget = GPT(dropout=0.0), Budget("1MB", keep_nothing)
+    model, budget = GPT(dropout=0.0), Budget("1MB", planning(keep_nothing))
 
     def fails(tokens):
         model(tokens)
@@ -253,14 +273,14 @@ def test_an_error_in_a_pass_leaves_nothing_behind() -> None:
 
 
 def test_without_gradients_nothing_is_recorded() -> None:
-    model, budget = GPT(dropout=0.0), Budget("1MB", keep_nothing)
+    model, budget = GPT(dropout=0.0), Budget("1MB", planning(keep_nothing))
     with torch.no_grad():
         run_within(budget, model, model.inputs(), {})
     assert budget.planned == []
 
 
 def test_inside_of_a_region_the_region_decides(replayed) -> None:
-    model, budget = GPT(dropout=0.0), Budget("1MB", keep_everything)
+    model, budget = GPT(dropout=0.0), Budget("1MB", planning(keep_everything))
     loss = remat.checkpoint(lambda t: run_within(budget, model, (t,), {}), *model.inputs())
     loss.backward()
     assert budget.planned == []
@@ -276,7 +296,7 @@ def test_threads_keep_to_budgets_of_their_own() -> None:
     def train() -> None:
         try:
             plain = ResNet()
-            model, budget = copy.deepcopy(plain), Budget("1MB", RandomPlans(1))
+            model, budget = copy.deepcopy(plain), Budget("1MB", planning(RandomPlans(1)))
             for _ in range(3):
                 found = gradients(
                     model, lambda *a: run_within(budget, model, a, {}), *plain.inputs()
@@ -295,7 +315,7 @@ def test_threads_keep_to_budgets_of_their_own() -> None:
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies_of_a_model_keep_to_the_budget_with_their_own_weights(how) -> None:
-    model = set_budget(ResNet(), "1MB", keep_nothing)
+    model = set_budget(ResNet(), "1MB", planning(keep_nothing))
     model(*model.inputs()).backward()
     other = how(model)
     assert type(other) is ResNet
@@ -314,28 +334,28 @@ def test_a_model_is_as_it_was() -> None:
     keys, names = list(model.state_dict()), [n for n, _ in model.named_modules()]
     called = []
     model.register_forward_hook(lambda *_: called.append("forward"))
-    assert set_budget(model, "1MB", keep_nothing) is model
+    assert set_budget(model, "1MB", planning(keep_nothing)) is model
     assert type(model) is ResNet
     assert list(model.state_dict()) == keys
     assert [n for n, _ in model.named_modules()] == names
     model(*model.inputs()).backward()
     assert called == ["forward"]
-    set_budget(model, None, keep_nothing)
+    set_budget(model, None, planning(keep_nothing))
     assert "forward" not in model.__dict__
 
 
 def test_taking_a_budget_back_restores_the_forward_that_was_set_before() -> None:
     model = ResNet()
     mine = model.forward = lambda x: x.sum()
-    set_budget(model, "1MB", keep_nothing)
-    set_budget(model, "2MB", keep_nothing)
+    set_budget(model, "1MB", planning(keep_nothing))
+    set_budget(model, "2MB", planning(keep_nothing))
     assert model.forward.__wrapped__ is mine
-    set_budget(model, None, keep_nothing)
+    set_budget(model, None, planning(keep_nothing))
     assert model.forward is mine
 
 
 def test_a_settled_plan_that_keeps_everything_is_not_recorded_any_more() -> None:
-    model = set_budget(ResNet(), "1GB", keep_everything)
+    model = set_budget(ResNet(), "1GB", planning(keep_everything))
     for _ in range(5):
         model(*model.inputs()).backward()
     assert model.forward.budget.planned[0].passes == 1

@@ -9,6 +9,8 @@ from torch import nn
 import remat
 from remat.engines.torch.budget.manager import Budget, run_within
 
+from .oracles import planning
+
 ROWS, WIDTH = 512, 64
 NBYTES = ROWS * WIDTH * 4
 
@@ -52,12 +54,12 @@ def test_the_first_plan_knows_what_a_backward_allocates(end) -> None:
 def trace_of(function, *inputs):
     trace = None
 
-    def planner(recorded, _):
+    def plan(recorded, _):
         nonlocal trace
         trace = recorded
         return remat.plans.Plan(frozenset(recorded.saved))
 
-    run_within(Budget("1TB", planner), function, inputs)
+    run_within(Budget("1TB", planning(plan)), function, inputs)
     return trace
 
 

@@ -14,6 +14,7 @@ from ... import trees
 from ...errors import BudgetTooSmallError, UnsupportedError
 from ...plans import PassRecord, Plan, Trace
 from ...plans.following import Planned, needed_keeps
+from ...plans.planner import Planner, Plans
 from ...sizes import format_bytes, parse_budget
 from .recording.planned import PlannedRegion
 from .recording.region import close_region, threads
@@ -22,7 +23,7 @@ from .tape import Recording, is_differentiable, is_tracing, record, zeros_like
 __all__ = ["Budget", "enter_budget", "record_trace", "record_within", "run_within", "set_budget"]
 
 _MANY = 32  # plans that are remembered
-Planner = Callable[[Trace, int], Plan]
+_LEAST_ROOM = 0.65  # of a budget; with less, planning does not fit in, and nothing is left for it
 Run = Callable[[list[Any]], list[Any]]
 
 
@@ -106,21 +107,32 @@ class Budget:
         return planned
 
     def _plan(self, region: PlannedRegion) -> Planned:
+        """Plan a pass for the next times; return what to do this time."""
         tracer = region.tracer
         trace = tracer.trace()
-        plan = self._plan_trace(trace)
-        planned = Planned(tracer.keys, trace, plan, tracer.seconds)
+        this_time, later = self._plans(trace)
+        planned = Planned(tracer.keys, trace, later, tracer.seconds)
         known = [other for other in self.planned if other.keys != planned.keys]
         self.planned[:] = [planned, *known][:_MANY]
-        return planned
+        return Planned(tracer.keys, trace, this_time, tracer.seconds)
 
-    def _plan_trace(self, trace: Trace) -> Plan:
+    def _plans(self, trace: Trace) -> tuple[Plan, Plan]:
+        """Return a plan for the pass that is being planned, and one for those after it.
+
+        The first one leaves room for what planning has taken.
+        """
         if not trace.ops:
-            return Plan(frozenset())
-        budget = self._bytes(trace)
+            return Plan(frozenset()), Plan(frozenset())
+        plans, budget = self._planner(trace), self._bytes(trace)
+        later = this_time = self._plan_for(budget, plans)
+        room = budget - plans.memory_bytes
+        if later.extra_seconds and room > _LEAST_ROOM * budget:
+            this_time = _smaller(plans, later, room)
+        return _without_idle(trace, this_time), _without_idle(trace, later)
+
+    def _plan_for(self, budget: int, plans: Plans) -> Plan:
         try:
-            plan = self._planner(trace, int(budget * self._share))
-            return replace(plan, keep=needed_keeps(trace, plan))
+            return plans.plan(int(budget * self._share))
         except BudgetTooSmallError as error:
             if error.smallest is None or self._share == 1:
                 raise
@@ -147,6 +159,20 @@ class Budget:
             followed=region.follows,
             curve=tuple(region.meter.curve),
         )
+
+
+def _smaller(plans: Plans, plan: Plan, room: int) -> Plan:
+    """Return a plan that leaves some room, or the smallest one."""
+    try:
+        smaller = plans.plan(room)
+    except BudgetTooSmallError as error:
+        smaller = plan if error.smallest is None else plans.plan(error.smallest)
+    return min(plan, smaller, key=lambda each: each.peak_bytes)
+
+
+def _without_idle(trace: Trace, plan: Plan) -> Plan:
+    """Return a plan that keeps nothing that is not used."""
+    return replace(plan, keep=needed_keeps(trace, plan))
 
 
 class BudgetedRecording:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from .... import trees
 from ....errors import UnsupportedError
+from ....plans.planner import Planner
 from ..backend import never_compiled
-from .manager import Budget, Planner, run_within
+from .manager import Budget, run_within
 
 __all__ = ["BudgetedForward", "budgeted_forward_of", "restore_forward", "set_budget"]
 

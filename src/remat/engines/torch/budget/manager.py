@@ -17,6 +17,7 @@ from ....errors import BudgetTooSmallError, UnsupportedError
 from ....observers import warn_once
 from ....plans import PassRecord, Plan, Trace
 from ....plans.following import Follower, Planned
+from ....plans.planner import Planner
 from ....sizes import format_bytes, parse_budget
 from ..memory.uncounted_writes import on_optimizer_step
 from ..modes import changing_mode, why_it_counts
@@ -26,9 +27,8 @@ from ..segment import refuse_transforms
 from .agreement import agreed_bytes, agreed_seconds
 from .passes import BudgetedPass, PassRegion
 
-__all__ = ["Budget", "Planner", "enter_budget", "run_within"]
+__all__ = ["Budget", "enter_budget", "run_within"]
 
-Planner = Callable[[Trace, int], Plan]
 _FORWARD_SHARE = (
     0.7  # of the budget is what an unplanned forward pass may hold: backward needs room
 )
@@ -189,13 +189,13 @@ class Budget:
         return planned
 
     def _plan_trace(self, trace: Trace, reserved: int = 0) -> Plan:
-        budget = self._bytes(trace.plain_peak)
+        budget, plans = self._bytes(trace.plain_peak), self._planner(trace)
         try:
-            return self._planner(trace, max(1, int(budget * self._share) - reserved))
+            return plans.plan(max(1, int(budget * self._share) - reserved))
         except BudgetTooSmallError as error:
             if reserved and error.smallest is not None:
                 _warn_of_more(trace, budget, error.smallest, reserved)
-                return self._planner(trace, error.smallest)
+                return plans.plan(error.smallest)
             raise self._too_small(error, budget) from None
 
     def _too_small(self, error: BudgetTooSmallError, budget: int) -> BudgetTooSmallError:

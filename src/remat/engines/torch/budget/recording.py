@@ -38,10 +38,22 @@ def record_trace(
     return _with_backward(trace, seconds)
 
 
+class _KeepAll:
+    """The one plan of a pass that is only recorded (plans.planner.Plans)."""
+
+    memory_bytes = 0
+
+    def __init__(self, trace: Trace) -> None:
+        self._plan = Plan(frozenset(trace.saved))
+
+    def plan(self, memory_budget: int | float | str) -> Plan:
+        return self._plan
+
+
 def _record(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], sources: list[Any]
 ) -> tuple[Trace, float]:
-    budget = Budget(_PLENTY, lambda trace, _: Plan(frozenset(trace.saved)))
+    budget = Budget(_PLENTY, _KeepAll)
     if not budget.can_begin():
         raise UnsupportedError(
             "a pass is recorded on its own: call this outside of checkpointed regions, scopes, "
