@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
+from numbers import Integral
 
 __all__ = ["counted", "format_bytes", "parse_budget", "parse_bytes"]
 
@@ -22,12 +23,12 @@ def parse_bytes(value: int | str, *, name: str = "bytes") -> int:
     >>> parse_bytes("2GB"), parse_bytes("512MiB"), parse_bytes(4096)
     (2000000000, 536870912, 4096)
     """
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    if isinstance(value, bool) or not isinstance(value, Integral | str):
         raise TypeError(f'{name} is an int or text such as "64MB", got {value!r}')
-    if isinstance(value, int):
+    if isinstance(value, Integral):
         if value < 0:
             raise ValueError(f"{name} cannot be negative, got {value}")
-        return value
+        return int(value)
     match = _TEXT.fullmatch(value)
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:

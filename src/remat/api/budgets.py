@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -309,7 +310,7 @@ def _nbytes(array: Any) -> int:
 
 def check_memory_budget(value: Any, name: str) -> None:
     """Refuse what is no budget, by the name of the argument."""
-    if isinstance(value, int) and not isinstance(value, bool) and value == 0:
+    if isinstance(value, Integral) and not isinstance(value, bool) and value == 0:
         raise ValueError(f"{name} is 0: nothing can be held; give at least some bytes")
     parse_budget(value, whole=1, name=name)
 

@@ -117,8 +117,8 @@ class Frontier:
 def frontier(model_or_function: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Frontier:
     """Return peak memory against time for every budget, from recorded passes of a model.
 
-    The model is run forward and backward twice, without a trace of it: gradients, buffers and
-    random state are left as they were.
+    The model is run forward and backward, without a trace of it: gradients, buffers and random
+    state are left as they were.
 
     >>> import torch, remat
     >>> layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(4)]

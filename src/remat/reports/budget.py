@@ -214,6 +214,8 @@ def _place_of(trace: Trace, alive: Alive) -> str:
 
 def _moment(trace: Trace, simulation: Simulation) -> str:
     peak = simulation.peak
+    if not trace.ops:
+        return "a pass without ops"
     op = trace.ops[peak.op]
     phase = {"forward": "forward", "backward": "the backward", "recompute": "the recomputation"}
     where = f" in {op.module}" if op.module else ""

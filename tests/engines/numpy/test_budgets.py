@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import tracemalloc
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -280,3 +282,60 @@ def test_the_operating_system_sees_no_more_than_the_budget(program: str, budget:
     )
     peaks = [1024 * int(line) for line in found.stdout.split()]
     assert 0.5 * budget < max(peaks) <= 1.1 * budget
+
+
+def test_a_function_without_ops_has_a_report() -> None:
+    assert "a pass without ops" in remat.memory_report(lambda x: x, LARGE).text()
+    manager = remat.CheckpointManager(memory_budget="1MB")
+    with manager:
+        remat.grad(lambda x: x)(LARGE)
+    assert "a pass without ops" in manager.report()
+
+
+def test_a_frontier_leaves_the_random_state_as_it_was() -> None:
+    def noisy(x: Any) -> Any:
+        return np.sum(np.sin(x * np.random.random(x.shape)))
+
+    np.random.seed(3)
+    expected = np.random.random()
+    np.random.seed(3)
+    remat.frontier(noisy, LARGE)
+    assert np.random.random() == expected
+
+
+def test_a_budget_may_be_an_integer_of_numpy() -> None:
+    assert same_bits(remat.grad(steps, memory_budget=np.int64(12_000_000))(LARGE), PLAIN)
+
+
+def test_budgets_of_threads_are_their_own() -> None:
+    """The same gradient in two threads, entered and left in another order."""
+    inside, left = threading.Barrier(2), threading.Event()
+
+    def f(x: Any) -> Any:
+        inside.wait(10)
+        if threading.current_thread() is not first:
+            left.wait(10)
+        return np.sum(np.sin(np.cos(x)))
+
+    gradient, errors = remat.grad(f, memory_budget="100MB"), []
+
+    def run(manager: remat.CheckpointManager | None) -> None:
+        try:
+            with manager or nullcontext():
+                gradient(LARGE)
+                left.set()
+                if manager is None:
+                    remat.grad(steps)(LARGE)
+                else:
+                    with pytest.raises(remat.BudgetTooSmallError):
+                        remat.grad(steps)(LARGE)
+        except BaseException as error:
+            errors.append(error)
+
+    first = threading.Thread(target=run, args=(remat.CheckpointManager(memory_budget=1000),))
+    second = threading.Thread(target=run, args=(None,))
+    for thread in (first, second):
+        thread.start()
+    for thread in (first, second):
+        thread.join()
+    assert not errors

@@ -155,6 +155,20 @@ def test_what_backward_has_used_is_reported_as_freed() -> None:
     assert held_at_the_end == [pytest.approx(0, abs=2 * ARRAY)]
 
 
+def test_memory_that_two_arrays_are_in_is_held_until_both_are_gone() -> None:
+    def loss(x):
+        with remat.CheckpointScope("views"):
+            y = remat.mark_checkpoint(np.exp(x))
+            remat.mark_checkpoint(y[::-1])  # gone at once
+            held.append(profiler._accounting.curve[-1][1])
+            return np.sum(np.sin(y))
+
+    held: list[int] = []
+    with remat.CheckpointProfiler() as profiler:
+        remat.grad(loss)(X)
+    assert held == [ARRAY]
+
+
 def test_counts_and_names() -> None:
     group = remat.CheckpointGroup("group")
     named = deep(np.sin)

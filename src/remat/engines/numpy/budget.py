@@ -15,6 +15,7 @@ from ...errors import BudgetTooSmallError, UnsupportedError
 from ...plans import PassRecord, Plan, Trace
 from ...plans.following import Planned, needed_keeps
 from ...plans.planner import Planner, Plans
+from ...random_states import RandomStates, default_sources
 from ...sizes import format_bytes, parse_budget
 from .recording.planned import PlannedRegion
 from .recording.region import close_region, threads
@@ -29,7 +30,7 @@ Run = Callable[[list[Any]], list[Any]]
 
 class _Threads(threading.local):
     def __init__(self) -> None:
-        self.budget: Budget | None = None
+        self.budgets: list[Budget] = []  # that have begun, the innermost last
 
 
 _threads = _Threads()
@@ -42,7 +43,6 @@ class Budget:
         self._budget = budget
         self._planner = planner
         self._share = share  # of it that is planned for
-        self._before: list[Budget | None] = []
         self._region: PlannedRegion | None = None  # of the part of a pass that runs
         self.planned: list[Planned] = []  # the one that ran last comes first
         self.last: PassRecord | None = None
@@ -51,12 +51,12 @@ class Budget:
         return partial(Budget, share=self._share), (self._budget, self._planner)
 
     def begin(self) -> None:
-        self._before.append(_threads.budget)
-        _threads.budget = self
+        _threads.budgets.append(self)
 
     def end(self, *, failed: bool = False) -> None:
-        if self._before:
-            _threads.budget = self._before.pop()
+        if self in _threads.budgets:
+            while _threads.budgets.pop() is not self:
+                pass  # one inside that was left open
 
     def can_begin(self) -> bool:
         """Return whether there is a part of a pass to keep within a budget."""
@@ -109,7 +109,7 @@ class Budget:
     def _plan(self, region: PlannedRegion) -> Planned:
         """Plan a pass for the next times; return what to do this time."""
         tracer = region.tracer
-        trace = tracer.trace()
+        trace = tracer.trace(region.needed_ops())
         this_time, later = self._plans(trace)
         planned = Planned(tracer.keys, trace, later, tracer.seconds)
         known = [other for other in self.planned if other.keys != planned.keys]
@@ -229,10 +229,9 @@ def record_within(run: Run, inputs: Sequence[Any], wanted: Sequence[bool]) -> An
 
     What is differentiated inside of another function belongs to the pass of that one.
     """
-    budget = _threads.budget
-    if budget is None or is_tracing():
+    if not _threads.budgets or is_tracing():
         return record(run, inputs, wanted)
-    return budget.record(run, inputs, wanted)
+    return _threads.budgets[-1].record(run, inputs, wanted)
 
 
 def run_within(budget: Budget, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -261,13 +260,18 @@ def record_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         given, keywords = trees.unflatten(structure, boxes)
         return trees.flatten(function(*given, **keywords))[0]
 
-    region, recording = _record_region(run, leaves, wanted, [])
+    states = RandomStates(default_sources())
+    try:
+        region, recording = _record_region(run, leaves, wanted, [])
+    finally:
+        states.restore(states.last_snapshot)
+    needed = region.needed_ops()
     seeds = [zeros_like(r) + 1 if is_differentiable(r) else None for r in recording.results]
     started = time.perf_counter()
     recording.go_back(seeds, [None] * len(leaves), once=True)
     backward = time.perf_counter() - started - region.recompute_seconds
     forward = sum(region.tracer.seconds)
-    return region.tracer.trace(max(backward, 0.0) / forward if forward else 0.0)
+    return region.tracer.trace(needed, max(backward, 0.0) / forward if forward else 0.0)
 
 
 def set_budget(model: Any, budget: int | float | str | None, planner: Any) -> Any:

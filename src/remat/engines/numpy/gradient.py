@@ -14,6 +14,7 @@ from ... import trees
 from .budget import record_within
 from .nodes import cast, shape_and_dtype
 from .overlaps import guarded
+from .recording.constants import Constant, Constants
 from .tape import is_differentiable, plain, zeros_like
 
 __all__ = ["value_and_grad"]
@@ -28,7 +29,9 @@ def value_and_grad(
 ) -> tuple[Any, list[Any]]:
     """Return the value of `function(*args, **kwargs)` and a gradient for each argument in `wrt`."""
     parts = [trees.flatten(args[i]) for i in wrt]
+    large: dict[int, Constant] = {}
     inputs = _apart([leaf for leaves, _ in parts for leaf in leaves])
+    inputs = [_as_now(leaf, large) for leaf in inputs]
     wanted = [is_differentiable(leaf) for leaf in inputs]
     for i, (leaves, _) in zip(wrt, parts, strict=True):
         if not any(map(is_differentiable, leaves)):
@@ -53,6 +56,8 @@ def value_and_grad(
             "the output does not depend on the arguments to differentiate by: the gradient is 0",
             stacklevel=4,
         )
+    for constant in large.values():
+        constant.array()  # raises if the function has changed it by another name
     seeds = _seeds(recording.results, structures[0], init_grad)
     gathered = recording.go_back(seeds, [None] * len(inputs), once=True)
     gradients = iter(
@@ -71,6 +76,16 @@ def _apart(inputs: list[Any]) -> list[Any]:
     """
     looks = [leaf.view() if isinstance(leaf, np.ndarray) else leaf for leaf in inputs]
     return guarded(looks, inputs)
+
+
+def _as_now(leaf: Any, large: dict[int, Constant]) -> Any:
+    """Return an input as it is now: the function may write to it by another name.
+
+    (By this name it writes to a traced array.) One that is too large to be copied goes to `large`.
+    """
+    if type(leaf) is not np.ndarray or not leaf.flags.writeable:
+        return leaf
+    return Constants().kept(leaf, "the function", large)
 
 
 def _own(gradient: Any, is_sum: bool) -> Any:

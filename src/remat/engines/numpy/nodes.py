@@ -51,14 +51,13 @@ class Node(VJPNode):  # type: ignore[misc]
         region = threads.region
         if region is not None and any(map(isbox, args)):
             region = None
-        kept, large = args, None
-        if region is None and len(argnums) < len(args) and not _is_final(fun):
-            kept, large = _as_now(fun, args, argnums)
+        kept = args
         if fun in _OF_SHAPES and type(args[0]) is np.ndarray and args[0].nbytes > _TINY:
-            kept = (shape_only(args[0]), *kept[1:])
-        super().__init__(value, fun, kept, kwargs, argnums, parents)
-        if large:
-            self.vjp = checked_rule(self.vjp, large)
+            kept = (shape_only(args[0]), *args[1:])
+        if region is None:
+            self._make_rule(value, fun, kept, kwargs, argnums, parents)
+        else:
+            super().__init__(value, fun, kept, kwargs, argnums, parents)
         self.box: Any = _no_box
         self.origin = _origin(value, fun, args, kwargs, argnums, parents)
         self.is_sum = fun in _SUMS_OF_GRADIENTS
@@ -67,8 +66,19 @@ class Node(VJPNode):  # type: ignore[misc]
         self.is_marked = False
         self.argnums: Any = argnums
         self.value: Value | None = None
-        if region is not None:
-            region.record(self, value, fun, args, kwargs)
+        if region is not None and not region.record(self, value, fun, args, kwargs):
+            self._make_rule(value, fun, kept, kwargs, argnums, parents)
+
+    def _make_rule(
+        self, value: Any, fun: Any, args: Any, kwargs: Any, argnums: Any, parents: Any
+    ) -> None:
+        """Make autograd's rule, of operands as they are now."""
+        large: dict[int, Constant] | None = None
+        if not _is_final(fun):
+            args, kwargs, large = _as_now(fun, args, kwargs, argnums)
+        super().__init__(value, fun, args, kwargs, argnums, parents)
+        if large:
+            self.vjp = checked_rule(self.vjp, large)
 
     @property
     def is_view(self) -> bool:
@@ -150,17 +160,22 @@ def cast(gradient: Any, dtype: np.dtype[Any]) -> Any:
     return gradient.astype(dtype)
 
 
-def _as_now(fun: Any, args: Any, argnums: Any) -> tuple[Any, dict[int, Constant] | None]:
+def _as_now(
+    fun: Any, args: Any, kwargs: Any, argnums: Any
+) -> tuple[Any, Any, dict[int, Constant] | None]:
     """Return operands as they are now: the program may write to plain arrays that a rule holds.
 
     (Nobody writes to what is traced.) With those that are too large to be copied, by their ids.
     """
-    if not any(isinstance(arg, _HOLDERS) for i, arg in enumerate(args) if i not in argnums):
-        return args, None
+    in_args = len(argnums) < len(args) and any(
+        isinstance(arg, _HOLDERS) for i, arg in enumerate(args) if i not in argnums
+    )
+    if not in_args and not any(isinstance(value, _HOLDERS) for value in kwargs.values()):
+        return args, kwargs, None
     large: dict[int, Constant] = {}
     kept, name = threads.constants.kept, f"numpy.{getattr(fun, '__name__', fun)}"
     now = tuple(arg if i in argnums else kept(arg, name, large) for i, arg in enumerate(args))
-    return now, large
+    return now, kept(kwargs, name, large), large
 
 
 # Derivative rules that hold their first operand for its shape and type, not for its numbers.

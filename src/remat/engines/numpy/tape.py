@@ -21,7 +21,7 @@ from . import pickles
 from .boxes import OpLog, captured_box, plain, root_box
 from .nodes import cast
 from .recording.constants import Constants, check_again
-from .recording.region import backward_pass, threads
+from .recording.region import backward_pass, coming_to, threads
 
 __all__ = [
     "Flagged",
@@ -70,7 +70,7 @@ class SharedRoots:
 
     def boxes(self) -> list[Any]:
         """Return the boxes for the trace that is being recorded: the same list every time."""
-        trace = trace_stack.top
+        trace = _traces.number
         if trace not in self._boxes:
             self._boxes[trace] = [
                 captured_box(value, trace) if is_differentiable(value) else value
@@ -135,16 +135,19 @@ class Recording:
         for end, seed in starts:
             add(end, seed)
         nodes = list(toposort(_Top([node for node, _ in starts])))[1:]
-        left = {node: node.leave_value() for node in nodes} if once else {}
         for node in nodes:
-            if node.parents:
+            if not node.parents and node not in roots and node not in numbers:
+                raise _foreign_root(node)
+        left = {node: node.leave_value() for node in nodes} if once else {}
+        with coming_to(node.vjp for node in nodes if node.parents):
+            for node in nodes:
+                if not node.parents:
+                    continue
                 out, _ = gathered.pop(node)
                 for parent, part in zip(node.parents, _parts(node, out), strict=True):
                     add(parent, _fitted(node, parent, part))
                 if once:
                     node.free(left[node])
-            elif node not in roots and node not in numbers:
-                raise _foreign_root(node)
         before.update(gathered)
         return [before.get(root) if root is not None else None for root in self.roots]
 
@@ -248,6 +251,7 @@ def refuse_changed(boxes: Sequence[Any], values: Sequence[Any]) -> None:
 class _Traces(threading.local):
     def __init__(self) -> None:
         self.depth = 0  # functions that are being differentiated in this thread
+        self.number = -1  # of the innermost trace
 
 
 _traces = _Traces()
@@ -261,6 +265,10 @@ def is_tracing() -> bool:
 @contextmanager
 def _new_trace() -> Iterator[int]:
     """Like autograd's, but an exception leaves no trace behind."""
+    # Why not autograd's count alone? Other threads change it, and an inner trace has to have a
+    # larger number than the one around it.
+    outer = _traces.number
+    number = _traces.number = max(trace_stack.top, outer) + 1
     trace_stack.top += 1
     _traces.depth += 1
     # An open region is one of the trace around.
@@ -268,14 +276,15 @@ def _new_trace() -> Iterator[int]:
     constants, threads.constants = threads.constants, Constants()
     check_again()
     try:
-        yield trace_stack.top
+        yield number
     except ValueError as error:
         # What `out[0] = x[0]` raises on a plain array: NumPy hides why x[0] cannot be a float.
         if isinstance(error.__cause__, UnsupportedError):
             raise error.__cause__ from None
         raise
     finally:
-        pickles.forget(trace_stack.top)
+        pickles.forget(number)
         trace_stack.top -= 1
+        _traces.number = outer
         _traces.depth -= 1
         threads.region, threads.constants = region, constants

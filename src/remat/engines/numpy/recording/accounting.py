@@ -25,6 +25,7 @@ class RegionAccounting:
         self._account = account
         self._plain: dict[Hashable, int] = {}
         self._held: dict[Hashable, int] = {}
+        self._holders: dict[Hashable, int] = {}  # arrays that are held, by their memory
 
     def needs(self, array: Any) -> None:
         """A plain pass would hold an array from now on."""
@@ -37,6 +38,8 @@ class RegionAccounting:
     def holds(self, array: Any, *, forward: bool) -> None:
         """An array is held from now on."""
         found = memories(_flat(array))
+        for key in found:
+            self._holders[key] = self._holders.get(key, 0) + 1
         if forward:
             self._held |= found
             self._account.keeps_arrays(found)
@@ -46,7 +49,10 @@ class RegionAccounting:
 
     def frees(self, array: Any) -> None:
         for key in memories(_flat(array)):
-            self._account.frees(key)
+            self._holders[key] = left = self._holders.get(key, 1) - 1
+            if not left:
+                del self._holders[key]
+                self._account.frees(key)
 
     def closes(self) -> None:
         """Report to the call around it, if it is measured, what a plain pass would add."""

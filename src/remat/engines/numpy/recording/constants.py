@@ -62,7 +62,7 @@ class Constant:
         self._checksum = checksum  # of a large array that may be written to
         self._place = "" if checksum is None else location_of_caller()
         is_copied = checksum is None and _may_be_written(array)
-        self._array = array.copy(order="K") if is_copied else array
+        self._array = _copy_of(array) if is_copied else array
 
     def array(self) -> Any:
         """Return the array; raise if it is not what it was. A backward pass looks once."""
@@ -169,10 +169,11 @@ class Constants:
     def _kept_array(self, array: Any, op: str, large: dict[int, Constant]) -> Any:
         if array.dtype.hasobject:
             return array
-        if array.nbytes <= _TINY:
-            return array.copy(order="K")
+        size = _span(array)
+        if size <= _TINY:
+            return _copy_of(array)
         constant = self._constant(array, op)
-        if array.nbytes > SMALL:
+        if size > SMALL:
             large[id(array)] = constant
             return array
         self._copies[id(constant)] = constant  # for the next op that reads the same
@@ -181,7 +182,7 @@ class Constants:
     def _constant(self, array: Any, op: str) -> Constant:
         if array.dtype.hasobject:
             raise UnknownOperandError("an array of objects")
-        is_large = array.nbytes > SMALL and _may_be_written(array)
+        is_large = _span(array) > SMALL and _may_be_written(array)
         checksum = checksum_of(array) if is_large else None
         reference, known = self._known.get(id(array), (None, None))
         if reference is not None and known is not None and reference() is array:
@@ -239,6 +240,26 @@ def _words(array: Any) -> tuple[Any, bytes]:
     data = whole.reshape(-1).view(np.uint8)
     end = data.size // (8 * _ROW) * (8 * _ROW)
     return data[:end].view(np.uint64).reshape(-1, _ROW), data[end:].tobytes()
+
+
+def _span(array: Any) -> int:
+    """Return the bytes of memory from the first entry of an array to its last one."""
+    if array.flags.forc:
+        return int(array.nbytes)
+    first, end = np.lib.array_utils.byte_bounds(array)
+    return end - first
+
+
+def _copy_of(array: Any) -> Any:
+    """Return a copy with the same strides: results, and the order of sums, depend on them."""
+    if array.flags.forc or type(array) is not np.ndarray:
+        return array.copy(order="K")
+    first, end = np.lib.array_utils.byte_bounds(array)
+    memory = np.empty(end - first, dtype=np.uint8)
+    offset = array.__array_interface__["data"][0] - first
+    copy = np.ndarray(array.shape, array.dtype, memory, offset, array.strides)
+    copy[...] = array
+    return copy
 
 
 def _same_bytes(one: Any, other: Any) -> bool:

@@ -64,6 +64,10 @@ class PlannedRegion(Region):
 
     # -- when the forward part is known ------------------------------------------------------------
 
+    def needed_ops(self) -> set[int]:
+        """Return the ops that backward may come to: the results of others are gone."""
+        return {rule.number for rule in self.living()}
+
     def obey(self, plan: Plan) -> None:
         """Recompute by the stages of a plan from now on."""
         self.tracer.is_forward = False

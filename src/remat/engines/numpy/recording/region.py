@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,20 @@ from .records import Op, Value
 from .replay import Needs, find_needs, replay
 from .rules import Rule, make_rule
 
-__all__ = ["Region", "backward_pass", "close_region", "drop", "free", "hold", "is_pure", "threads"]
+__all__ = [
+    "Region",
+    "backward_pass",
+    "close_region",
+    "coming_to",
+    "drop",
+    "free",
+    "hold",
+    "is_pure",
+    "threads",
+]
 
 _PURE = {"numpy", "autograd", "remat", "scipy"}  # packages whose primitives give the same again
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, type, type(np.sum))
 
 
 class _Threads(threading.local):
@@ -39,10 +51,29 @@ class _Threads(threading.local):
         self.region: Region | None = None  # the innermost that is open
         # What the backward pass that runs has computed again.
         self.fresh: list[weakref.ref[Value]] = []
+        self.passes: set[object] = set()  # the backward passes that run
         self.constants = Constants()  # plain operands outside of regions, of the trace that runs
 
 
 threads = _Threads()
+
+
+@contextmanager
+def coming_to(rules: Iterable[Any]) -> Iterator[None]:
+    """Run a backward pass that comes to these rules.
+
+    Others are alive if the program holds a traced array that the result does not depend on. What
+    they need is not computed: it may be gone.
+    """
+    this = object()
+    for rule in rules:
+        if isinstance(rule, Rule):
+            rule.due_in = this
+    threads.passes.add(this)
+    try:
+        yield
+    finally:
+        threads.passes.remove(this)
 
 
 @contextmanager
@@ -116,8 +147,11 @@ class Region:
 
     # -- forward -----------------------------------------------------------------------------------
 
-    def record(self, node: Any, array: Any, function: Any, args: Any, kwargs: Any) -> None:
-        """Take an op into the recording; `node` is its node, with autograd's rule in it."""
+    def record(self, node: Any, array: Any, function: Any, args: Any, kwargs: Any) -> bool:
+        """Take an op into the recording; `node` is its node, with autograd's rule in it.
+
+        Return whether its operands are understood. If not, the rule is to hold them as they are.
+        """
         self._count_op()
         name = f"numpy.{node.name.strip('_')}"
         operands: dict[int, Any] = {}
@@ -128,7 +162,7 @@ class Region:
             value.op = None
             hold(value, array)
             self.recorded(value, array, None)
-            return
+            return op is not None
         if node.is_view:
             value.base = _base_of(array, op.reads, [args[i] for i in node.argnums])
         if not is_pure(function):
@@ -141,6 +175,7 @@ class Region:
             self._rules.append(weakref.ref(node.vjp))
         self._decide(node, value, array, args)
         self.recorded(value, array, node.vjp)
+        return True
 
     def recorded(self, value: Value, array: Any, rule: Any) -> None:
         """An op has run; the region of a whole pass takes note of it."""
@@ -254,7 +289,8 @@ class Region:
         """Return what is not there and will be asked for, and by how many."""
         wanted: dict[Value, int] = {}
         for rule in self.living():
-            if stage is None or rule.stage == stage:
+            is_due = not threads.passes or rule.due_in in threads.passes
+            if is_due and (stage is None or rule.stage == stage):
                 for value in rule.needs:
                     if value.array is None:
                         wanted[value] = wanted.get(value, 0) + 1
@@ -385,11 +421,15 @@ def _base_of(array: Any, reads: list[Value], arrays: list[Any]) -> Value | None:
 
 
 def is_pure(function: Any) -> bool:
+    """Return whether a primitive is known to give the same again."""
     function = getattr(function, "fun", function)  # autograd's wrapper has its own module
     if isinstance(function, np.ufunc):
-        return True
-    module = getattr(function, "__module__", None) or ""
-    return module.partition(".")[0] in _PURE
+        return any(types.replace("->", "").strip("O") for types in function.types)
+    if not isinstance(function, _FUNCTIONS):
+        return False  # np.vectorize calls any function
+    # (The globals: functools.wraps gives a function the module of another one.)
+    names = getattr(function, "__globals__", {"__name__": getattr(function, "__module__", None)})
+    return (names.get("__name__") or "").partition(".")[0] in _PURE
 
 
 def _holds_code(function: Any) -> bool:

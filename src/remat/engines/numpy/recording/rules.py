@@ -19,13 +19,14 @@ __all__ = ["Rule", "checked_rule", "make_rule"]
 class Rule:
     """What stands in a node in place of autograd's closure: `rule(gradient)`."""
 
-    __slots__ = ("__weakref__", "_template", "needs", "number", "region", "stage")
+    __slots__ = ("__weakref__", "_template", "due_in", "needs", "number", "region", "stage")
 
     def __init__(self, region: Region, template: Any, needs: list[Value], number: int) -> None:
         self.region = region
         self.needs = needs
         self.number = number  # of its op
         self.stage = 0
+        self.due_in: object = None  # the last backward pass that was to come to it
         self._template = template
         region.add_pending()
 

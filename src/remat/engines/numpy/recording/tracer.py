@@ -141,8 +141,11 @@ class Tracer:
         found = (self.numbered[number]() for number in numbers if number < known)
         return [value for value in found if value is not None]
 
-    def trace(self, backward_share: float = 0.0) -> Trace:
-        """Return all of it; the backward of an op takes `backward_share` of its forward."""
+    def trace(self, needed: set[int], backward_share: float = 0.0) -> Trace:
+        """Return all of it. `needed` are the ops that backward may come to.
+
+        The backward of an op takes `backward_share` of its forward.
+        """
         values = [
             replace(
                 value,
@@ -151,7 +154,14 @@ class Tracer:
             )
             for number, value in enumerate(self._values)
         ]
-        ops = [replace(op, backward_seconds=op.seconds * backward_share) for op in self._ops]
+        ops = [
+            replace(
+                op,
+                backward_seconds=op.seconds * backward_share,
+                saves=op.saves if number in needed else (),
+            )
+            for number, op in enumerate(self._ops)
+        ]
         for number, constant in self._plain_arrays():
             ops[number] = replace(
                 ops[number],
