@@ -18,12 +18,15 @@ from torch.utils._python_dispatch import (
 )
 
 import remat
+from remat.engines.torch.budget.manager import Budget
 
+from ..engines.torch.oracles import planning
+from ..engines.torch.random_plans import RandomPlans
 from . import kit
 from .drafts import namespace
 from .programs import Program
 
-__all__ = ["Verdict", "check"]
+__all__ = ["Verdict", "check", "check_within_a_budget"]
 
 Kind = Literal[
     "same",
@@ -56,6 +59,7 @@ class Verdict:
         return self.kind in ("differs", "raises", "dies")
 
 
+_PASSES = 3  # within a budget: one that is recorded, and two that follow its plan
 _TIMES = 20  # plain torch is asked to repeat itself, if remat differs from it
 
 
@@ -83,6 +87,44 @@ def check(program: Program) -> Verdict:
                 if without is not None and verdict.is_close and _check(without).kind == "same":
                     return Verdict("torch differs", verdict.what)
             return verdict
+
+
+def check_within_a_budget(program: Program) -> Verdict:
+    """Run a program several times under a plan without reason; compare each time."""
+    codes = _compiled(program)
+    if codes is None:
+        return Verdict("discarded", "it is not Python")
+    budget = Budget("1GB", planning(RandomPlans(program.seed)))
+    with warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        try:
+            expected = _run(codes, kit.plain)
+        except _Stopped as stopped:
+            return Verdict("discarded", str(stopped))
+        for _ in range(_PASSES):
+            torch.manual_seed(0)
+            try:
+                got = _run(codes, remat, lambda: _within(budget))
+            except _Stopped as stopped:
+                is_refused = isinstance(stopped.error, remat.RematError)
+                return Verdict("refused" if is_refused else "raises", str(stopped))
+            difference = _first_difference(expected, got)
+            if difference is not None:
+                kind: Kind = "torch differs" if _is_close(expected, got) else "differs"
+                return Verdict(kind, difference)
+    return Verdict("same")
+
+
+@contextlib.contextmanager
+def _within(budget: Budget) -> Iterator[None]:
+    budget.begin()
+    try:
+        yield
+    except BaseException:
+        budget.end(failed=True)
+        raise
+    budget.end()
 
 
 def _compiled(program: Program) -> tuple[CodeType, CodeType] | None:
@@ -163,11 +205,15 @@ def _judge_error(codes: tuple[CodeType, CodeType], stopped: _Stopped) -> Verdict
 # A run.
 
 
-def _run(codes: tuple[CodeType, CodeType], library: Any) -> dict[str, Any]:
-    """Run a program; return all that it leaves, by name."""
+def _run(
+    codes: tuple[CodeType, CodeType],
+    library: Any,
+    around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> dict[str, Any]:
+    """Run a program, its forward part inside of a context; return all that it leaves, by name."""
     names = namespace(library)
     calls: dict[str, int] = {}
-    _execute("forward", codes[0], names)
+    _execute("forward", codes[0], names, around)
     after_forward = torch.random.get_rng_state()
     outs = names["outs"]
     for name, tensor in _leaves(names):
@@ -195,9 +241,15 @@ def _kept_gradient(out: Tensor) -> Tensor | None:
     return None if is_odd else grad
 
 
-def _execute(when: str, code: CodeType, names: dict[str, Any]) -> None:
+def _execute(
+    when: str,
+    code: CodeType,
+    names: dict[str, Any],
+    around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> None:
     try:
-        exec(code, names)
+        with around():
+            exec(code, names)
     except Exception as error:
         raise _Stopped(when, error) from error
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import random
 import threading
 
 import pytest
@@ -15,50 +14,13 @@ from torch import nn
 import remat
 from remat.engines.torch.budget.forward import BudgetedForward, set_budget
 from remat.engines.torch.budget.manager import Budget, enter_budget, run_within
-from remat.plans import Kind, Plan, Stage, Trace, simulate
+from remat.plans import Plan, Stage, Trace, simulate
 
 from .networks import GPT, ResNet, UNet
 from .oracles import assert_same_bits, planning
+from .random_plans import RandomPlans, computed, keep_everything, keep_nothing
 
 NETWORKS = {"gpt": GPT, "resnet": ResNet, "unet": UNet}
-
-
-def keep_everything(trace: Trace, budget: int) -> Plan:
-    return Plan(frozenset(_computed(trace, trace.saved)), memory_budget=budget)
-
-
-def keep_nothing(trace: Trace, budget: int) -> Plan:
-    """Recompute op by op: a stage each, so that much is recomputed often."""
-    return Plan(frozenset(), tuple(Stage(number) for number in range(0, len(trace.ops), 5)))
-
-
-class RandomPlans:
-    """Plans without reason: they are executed all the same."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-
-    def __call__(self, trace: Trace, budget: int) -> Plan:
-        rng, count = self.rng, len(trace.ops)
-        values = _computed(trace, range(len(trace.values)))
-        share = rng.choice([0.0, 0.1, 0.5, 0.9])
-        keep = frozenset(number for number in values if rng.random() < share)
-        starts = sorted({0, *(rng.randrange(count) for _ in range(rng.randrange(8)))})
-        stages = []
-        for start, end in zip(starts, [*starts[1:], count], strict=True):
-            earlier = [n for n in values if _made_by(trace, n) < end and n not in keep]
-            stages.append(Stage(start, frozenset(n for n in earlier if rng.random() < 0.2)))
-        return Plan(keep, tuple(stages))
-
-
-def _computed(trace: Trace, numbers) -> list[int]:
-    return [n for n in numbers if trace.values[n].kind is Kind.COMPUTED]
-
-
-def _made_by(trace: Trace, number: int) -> int:
-    made_by = trace.values[number].made_by
-    assert made_by is not None
-    return made_by
 
 
 def gradients(model: nn.Module, call, *inputs, seed: int = 0) -> list[torch.Tensor]:
@@ -130,7 +92,7 @@ def test_the_judge_knows_the_peak(network, plans) -> None:
 
 def test_what_a_plan_keeps_for_nothing_is_not_held() -> None:
     def keep_every_value(trace: Trace, budget: int) -> Plan:
-        return Plan(frozenset(_computed(trace, range(len(trace.values)))), (Stage(0),))
+        return Plan(frozenset(computed(trace, range(len(trace.values)))), (Stage(0),))
 
     def function(x: torch.Tensor) -> torch.Tensor:
         for _ in range(10):
@@ -146,6 +108,86 @@ def test_what_a_plan_keeps_for_nothing_is_not_held() -> None:
     assert budget.last is not None
     assert budget.last.followed
     assert budget.last.measured_peak <= 4 * x.nbytes
+
+
+WRITES = {
+    "transposed": lambda a: a.t().mul_(2),
+    "diagonal": lambda a: a.diagonal().mul_(2),
+    "row": lambda a: a[0].mul_(2),
+    "column": lambda a: a[:, 0].zero_(),
+    "half": lambda a: a[:, :32].mul_(2),
+    "item": lambda a: a.__setitem__(slice(0, 1), 0),
+    "several": lambda a: torch._foreach_mul_([a.t()], 2.0),
+    "vector": lambda a: a.view(-1)[5:9].exp_(),
+    "all": lambda a: a.mul_(2),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("plans", ["kept", "dropped", "budget"])
+def test_writes_through_views(write, plans) -> None:
+    x, w = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True)
+
+    def function() -> torch.Tensor:
+        a = (x @ w).sin()
+        WRITES[write](a)
+        return a.sin().sum()
+
+    def keep_every_value(trace: Trace, budget: int) -> Plan:
+        return Plan(frozenset(computed(trace, range(len(trace.values)))), (Stage(0),))
+
+    (expected,) = torch.autograd.grad(function(), w)
+    if plans == "budget":
+        with remat.CheckpointManager(memory_budget="10MB"):
+            found = [torch.autograd.grad(function(), w)[0] for _ in range(4)]
+    else:
+        make = {"kept": keep_every_value, "dropped": keep_nothing}[plans]
+        budget = Budget("10MB", planning(make))
+        found = [torch.autograd.grad(run_within(budget, function, ()), w)[0] for _ in range(4)]
+    for gradient in found:
+        assert_same_bits(gradient, expected)
+
+
+def test_a_budget_that_another_thread_uses_is_refused() -> None:
+    budget = Budget("1GB", planning(keep_everything))
+    inside, go_on = threading.Event(), threading.Event()
+    x = torch.ones(8, requires_grad=True)
+
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        inside.set()
+        go_on.wait(10)
+        return x.sin().sum()
+
+    thread = threading.Thread(target=run_within, args=(budget, slow, (x,)))
+    thread.start()
+    inside.wait(10)
+    try:
+        with pytest.raises(remat.UnsupportedError, match="in use in another thread"):
+            run_within(budget, torch.sin, (x,))
+    finally:
+        go_on.set()
+        thread.join()
+    assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    (found,) = torch.autograd.grad(run_within(budget, lambda x: x.sin().sum(), (x,)), x)
+    assert_same_bits(found, x.detach().cos())
+
+
+def test_a_second_backward_of_a_few_ops_fits_into_a_fraction() -> None:
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8)]
+    body, one, other = nn.Sequential(*layers), nn.Linear(64, 1), nn.Linear(64, 1)
+    x = torch.randn(512, 64)
+
+    def step() -> torch.Tensor:
+        body.zero_grad()
+        h = body(x)
+        one(h).mean().backward(retain_graph=True)
+        other(h).mean().backward()
+        return layers[0][0].weight.grad.clone()
+
+    expected = step()
+    with remat.CheckpointManager(memory_budget=0.9):
+        for _ in range(3):
+            assert_same_bits(step(), expected)
 
 
 def _only_what_is_needed(planner):

@@ -14,9 +14,9 @@ from ... import trees
 from ...errors import BudgetTooSmallError, UnsupportedError
 from ...plans import PassRecord, Plan, Trace
 from ...plans.following import Planned, needed_keeps
-from ...plans.planner import Planner, Plans
+from ...plans.planner import Planner, Plans, too_small_share
 from ...random_states import RandomStates, default_sources
-from ...sizes import format_bytes, parse_budget
+from ...sizes import parse_budget
 from .recording.planned import PlannedRegion
 from .recording.region import close_region, threads
 from .tape import Recording, is_differentiable, is_tracing, record, zeros_like
@@ -136,13 +136,7 @@ class Budget:
         except BudgetTooSmallError as error:
             if error.smallest is None or self._share == 1:
                 raise
-            needed = int(error.smallest / self._share) + 1
-            raise BudgetTooSmallError(
-                f"the pass needs at least {format_bytes(error.smallest)} and {self._share:.0%} of "
-                f"{format_bytes(budget)} are planned for; give at least {format_bytes(needed)}, or "
-                "raise memory_threshold",
-                smallest=needed,
-            ) from None
+            raise too_small_share(error.smallest, self._share, budget) from None
 
     def _bytes(self, trace: Trace) -> int:
         return parse_budget(self._budget, whole=trace.plain_peak)

@@ -11,7 +11,7 @@ Nested regions follow one rule: the inputs of an inner region are tensors saved 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
@@ -207,16 +207,18 @@ class Region:
             wanted = [saved.operand for saved in self.living() if saved.tensor is None]
             outer = outer_values(wanted, self.start)
             save = partial(self.parent.save, by_region=True)
-            self.inputs = {value: save(value, value.current_tensor()) for value in outer}
-            self.parent.closed_inside(self)
+            self.inputs = {
+                value: save(value, value.current_tensor()) for value in outer if value.held is None
+            }
+            self.parent.closed_inside(self, [value for value in outer if value.held is not None])
         if self.observer is not None:
             self.observer.closed(self)
 
     def ran_on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Called on the outermost region, if it is attended, before its observer sees an op."""
 
-    def closed_inside(self, child: Region) -> None:
-        """Called when an inner region was closed."""
+    def closed_inside(self, child: Region, reads: Iterable[Value]) -> None:
+        """Called when an inner region was closed; `reads` are held already, from before it."""
 
     def replace(self, before: Value, after: Value) -> None:
         """Make the saved tensors of a value refer to the value that has replaced it."""

@@ -84,16 +84,21 @@ def find_needs(wanted: Iterable[Operand], inputs: Mapping[Value, Any]) -> Needs:
 
 
 def outer_values(wanted: Iterable[Operand], start: int) -> list[Value]:
-    """Return the values made before op `start` from which what is wanted is computed."""
+    """Return the values made before op `start` from which what is wanted is computed.
+
+    Those that are held are among them.
+    """
     values = [operand if type(operand) is Value else operand.value for operand in wanted]
     seen = set(values)
     outer = []
     for value in values:  # grows in the loop
-        op, held = value.op, value.held
-        if held is not None or op is None:
+        op = value.op
+        if op is None:
             continue
         if op.number < start:
             outer.append(value)
+            continue
+        if value.held is not None:
             continue
         for read in op.reads:
             if read not in seen:

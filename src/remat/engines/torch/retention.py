@@ -53,12 +53,14 @@ __all__ = [
     "hold",
     "hold_alias",
     "hold_copy",
+    "hold_made",
     "hold_old_geometry",
     "hold_old_shape",
     "is_available",
     "keep",
     "keep_by_products",
     "lend",
+    "made_by_op",
     "note_read",
     "protect",
     "save_before_write",
@@ -77,6 +79,25 @@ _current_pass = current_graph_task
 def hold(value: Value, tensor: Tensor) -> None:
     """Hold a value by a detached tensor with the original geometry."""
     value.held = Held(tensor)
+
+
+def made_by_op(value: Value, tensor: Tensor) -> Tensor:
+    """Return an alias of what an op has made, in the geometry of the value.
+
+    An in-place op may have written through a view: the value is all of the memory under it.
+    """
+    result = alias(tensor)
+    if value.argument is None or value.geometry is None:
+        return result
+    with without_dispatch_modes(), with_version_counters():
+        return view_over(result, value.geometry)
+
+
+def hold_made(value: Value, tensor: Tensor) -> None:
+    """Hold a value that an op has just made. Autograd counts a write when the op is done."""
+    hold(value, made_by_op(value, tensor))
+    assert value.held is not None
+    value.held.version = value.version
 
 
 def hold_copy(value: Value) -> None:
@@ -431,7 +452,7 @@ class Retention:
             self._has_kept = True
             for value, result in made:
                 if value.op is not None:
-                    hold(value, alias(result))
+                    hold_made(value, result)
 
     def named(self, value: Value, tensor: Tensor) -> None:
         """Decide about a value that was named with `remat.name`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -17,7 +17,7 @@ from ....errors import BudgetTooSmallError, UnsupportedError
 from ....observers import warn_once
 from ....plans import PassRecord, Plan, Trace
 from ....plans.following import Follower, Planned
-from ....plans.planner import Planner
+from ....plans.planner import Planner, too_small_share
 from ....sizes import format_bytes, parse_budget
 from ..memory.uncounted_writes import on_optimizer_step
 from ..modes import changing_mode, why_it_counts
@@ -52,6 +52,7 @@ class Budget:
         self._recorder: Recorder | None = None
         self._hooks: dict[int, Any] = {}  # of parameters
         self.meters_backward = False
+        self._lock = threading.RLock()  # of what passes in several threads change
 
     def __reduce__(self) -> Any:
         return partial(Budget, share=self._share), (self._budget, self._planner)
@@ -88,13 +89,23 @@ class Budget:
 
     def begin(self, *, meters_backward: bool = False) -> None:
         refuse_transforms()
+        with self._lock:
+            if self._recorder is not None:
+                raise UnsupportedError(
+                    "this budget is in use in another thread; give each thread a copy of the model "
+                    "(copy.deepcopy), or a CheckpointManager of its own"
+                )
+            self._recorder = recorder_of_this_thread()
         self.meters_backward = meters_backward
-        self._recorder = recorder_of_this_thread()
-        if meters_backward:
-            on_optimizer_step.append(self._stepped)
         self._pass = self._new_pass()
         self._region = PassRegion(self._pass)
-        self._recorder.open(self._region)
+        try:
+            self._recorder.open(self._region)
+        except BaseException:
+            self._recorder = self._region = self._pass = None
+            raise
+        if meters_backward:
+            on_optimizer_step.append(self._stepped)
 
     def _new_pass(self) -> BudgetedPass:
         return BudgetedPass(self, Follower(self.planned))
@@ -152,6 +163,10 @@ class Budget:
             self._recorder.end_iteration()
         if not len(ended.tracer):
             return
+        with self._lock:
+            self._forward_ended(ended)
+
+    def _forward_ended(self, ended: BudgetedPass) -> None:
         if ended.follower.is_complete and ended.follows:
             planned = ended.follower.current
             assert planned is not None
@@ -160,6 +175,13 @@ class Budget:
             self._plan(ended)
 
     def backward_ended(self, ended: BudgetedPass) -> None:
+        with self._lock:
+            self._backward_ended(ended)
+        ended.forget_stages()
+        if ended is self._pass:
+            self.restart()
+
+    def _backward_ended(self, ended: BudgetedPass) -> None:
         followed = ended.follower.current
         if followed is not None and ended.follows and ended.follower.is_complete:
             self._report(ended, followed)
@@ -168,9 +190,6 @@ class Budget:
             planned = next((p for p in self.planned if p.keys == ended.tracer.keys), None)
             if planned is not None:
                 self._report(ended, planned)
-        ended.forget_stages()
-        if ended is self._pass:
-            self.restart()
 
     # -- planning ----------------------------------------------------------------------------------
 
@@ -196,23 +215,30 @@ class Budget:
             if reserved and error.smallest is not None:
                 _warn_of_more(trace, budget, error.smallest, reserved)
                 return plans.plan(error.smallest)
+            largest = self._largest_budget()
+            if error.smallest is not None and error.smallest <= largest:
+                return plans.plan(largest)
             raise self._too_small(error, budget) from None
+
+    def _largest_budget(self) -> int:
+        """Return the bytes to plan for in the largest pass so far, if the budget is a fraction.
+
+        A second backward in a step has few ops of its own, of which none may be worth recomputing.
+        """
+        if not isinstance(self._budget, float):
+            return 0
+        whole = max((planned.trace.plain_peak for planned in self.planned), default=0)
+        return int(self._bytes(whole) * self._share)
 
     def _too_small(self, error: BudgetTooSmallError, budget: int) -> BudgetTooSmallError:
         smallest = error.smallest
         if smallest is None or self._share == 1:
             return error
-        needed = math.ceil(smallest / self._share)
-        return BudgetTooSmallError(
-            f"the pass needs at least {format_bytes(smallest)} and {self._share:.0%} of "
-            f"{format_bytes(budget)} are planned for; give at least {format_bytes(needed)}, or "
-            "raise memory_threshold",
-            smallest=needed,
-        )
+        return too_small_share(smallest, self._share, budget)
 
     def _ran_again(self, planned: Planned, ended: BudgetedPass) -> None:
-        self.planned.remove(planned)
-        self.planned.insert(0, planned)
+        known = [other for other in self.planned if other is not planned]
+        self.planned[:] = [planned, *known][:_MANY]
         planned.passes += 1
         if planned.passes == _REFINED:
             # The first pass was cold: kernels were loaded, memory was new.
@@ -243,7 +269,8 @@ class Budget:
         What the backward of an op allocates for itself is not in the trace.
         """
         excess = ended.meter.peak - followed.plan.peak_bytes
-        is_kept = ended.meter.peak <= self._bytes(followed.trace.plain_peak)
+        given = self._bytes(followed.trace.plain_peak)
+        is_kept = ended.meter.peak <= max(given, followed.plan.memory_budget or 0)
         reserved = planned.reserved if is_kept else max(planned.reserved, excess)
         return agreed_bytes(planned.keys, reserved, passes=planned.passes)
 

@@ -8,7 +8,7 @@ Saved tensors belong to stages, which are recomputed one at a time in backward.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 from weakref import ref
 
@@ -19,10 +19,10 @@ from ....observers import observers
 from ....plans.following import Follower, Planned
 from ..backend import current_graph_task, queue_callback
 from ..memory.records import Op, Operand, Origin, Value
-from ..memory.tensors import alias, is_plain
+from ..memory.tensors import is_plain
 from ..region import Region, SavedTensor
 from ..replay import NeededOp, flat
-from ..retention import hold
+from ..retention import hold_made
 from .agreement import is_shared
 from .eviction import Evictor
 from .meter import StorageMeter
@@ -86,8 +86,8 @@ class PassRegion(Region):
         if self.current.sections is not None:
             self.current.sections.ran_on(args, kwargs)
 
-    def closed_inside(self, child: Region) -> None:
-        self.current.region_closed(child)
+    def closed_inside(self, child: Region, reads: Iterable[Value]) -> None:
+        self.current.region_closed(child, reads)
 
 
 class BudgetedPass:
@@ -163,10 +163,7 @@ class BudgetedPass:
     def _keep(self, value: Value, tensor: Tensor) -> None:
         value.companion = None  # a by-product does not go with what its op is run for
         if _is_to_decide(value):
-            hold(value, alias(tensor))
-            # Autograd counts a write when the op is done.
-            assert value.held is not None
-            value.held.version = value.version
+            hold_made(value, tensor)
             self._evictor.keeps(value, self.tracer.nbytes(value))
 
     def node_of(self, value: Value, *, by_region: bool) -> int:
@@ -225,12 +222,21 @@ class BudgetedPass:
         self._stage_bytes += nbytes
         self._evictor.keeps(value, nbytes)
 
-    def region_closed(self, region: Region) -> None:
-        """A region of the program inside of the pass is at its end: it recomputes by itself."""
-        values = {saved.value for saved in region.living() if saved.tensor is None}
-        dropped = [value for value in values if value.held is None]
-        node = max(len(self.tracer) - 1, 0)
-        self.tracer.needs_workspace(node, sum(self.tracer.nbytes(value) for value in dropped))
+    def region_closed(self, region: Region, reads: Iterable[Value]) -> None:
+        """A region of the program inside of the pass is at its end: it recomputes by itself.
+
+        `reads` are the values from before it that are held already, and that it starts from.
+        """
+        tracer, node = self.tracer, max(len(self.tracer) - 1, 0)
+        for value in reads:
+            tracer.saved(value, node)
+        dropped = []
+        for value, is_held in _saved_in(region).items():
+            if is_held:
+                tracer.keeps(value)
+            else:
+                dropped.append(value)
+        tracer.needs_workspace(node, sum(map(tracer.nbytes, dropped)))
         self.pin_marks(region)
 
     def pin_marks(self, region: Region) -> None:
@@ -313,6 +319,16 @@ class BudgetedPass:
             self._accounting.handed_over()
 
     def end_of_pass(self) -> None: ...
+
+
+def _saved_in(region: Region) -> dict[Value, bool]:
+    """Return the values that a region saves for backward, and whether it holds them."""
+    found: dict[Value, bool] = {}
+    for saved in region.living():
+        value = saved.value
+        is_held = saved.tensor is not None or value.held is not None
+        found[value] = is_held or found.get(value, False)
+    return found
 
 
 def _is_to_decide(value: Value) -> bool:

@@ -23,7 +23,7 @@ from ..memory.geometry import view_over
 from ..memory.records import Op, Value
 from ..memory.tensors import alias, is_plain
 from ..replay import flat
-from ..retention import keep
+from ..retention import keep, made_by_op
 
 __all__ = ["Sections", "find_sections"]
 
@@ -104,6 +104,6 @@ def _is_over(tensor: Any, value: Value) -> bool:
 
 
 def _keep(value: Value, tensor: Tensor) -> None:
-    keep(value, tensor)
+    keep(value, made_by_op(value, tensor))
     assert value.held is not None
     value.held.version = value.version  # autograd counts a write when the op is done

@@ -224,6 +224,13 @@ class Tracer:
         """Note that a value is kept whatever the plan: the program has marked it."""
         self._pinned.add(self.number(value))
 
+    def keeps(self, value: Value) -> None:
+        """Note that a region inside holds a value until its own backward is over."""
+        made_by = self._values[self.number(value)].made_by
+        if made_by is not None:
+            self.saved(value, made_by)
+            self.pin(value)
+
     # -- backward ----------------------------------------------------------------------------------
 
     def end_forward(self) -> None:
