@@ -112,7 +112,8 @@ class BudgetedPass:
         self._stage_bytes = 0
         self._held_on: dict[int, list[ref[Value]]] = {}
         self._is_forward = True
-        self._accounting: PassAccounting | None = None  # if profilers track when the first op runs
+        self._has_begun = False  # an op has run, or has saved its inputs
+        self._accounting: PassAccounting | None = None  # if profilers track at that time
         self._kernel_workspace = 0  # of the op whose backward runs next
         self._task = -1  # the backward pass whose end it waits for
 
@@ -204,8 +205,10 @@ class BudgetedPass:
 
     def _begin_accounting(self) -> None:
         """The first op runs, or saves its inputs: profilers that track now see the whole pass."""
-        if self._accounting is None and not len(self.tracer) and (tracking := observers()):
-            self._accounting = PassAccounting("memory budget", tracking)
+        if not self._has_begun:
+            self._has_begun = True
+            if tracking := observers():
+                self._accounting = PassAccounting("memory budget", tracking)
 
     def saved(self, saved: Any, tensor: Tensor) -> None:
         if not saved.value.origin.is_external:
