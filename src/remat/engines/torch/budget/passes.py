@@ -213,8 +213,8 @@ class BudgetedPass:
     def saved(self, saved: Any, tensor: Tensor) -> None:
         if not saved.value.origin.is_external:
             self.keep_if_unplanned(saved, tensor)
-        if self._accounting is not None:
-            self._accounting.saved(saved, tensor)
+        if isinstance(saved, ObservedNodeTensor):
+            saved.observer.saved(saved, tensor)
 
     def keep_if_unplanned(self, saved: SavedTensor, tensor: Tensor) -> None:
         value = saved.value
@@ -271,8 +271,8 @@ class BudgetedPass:
 
     def used(self, saved: Any) -> None:
         """Autograd asks for a saved tensor."""
-        if self._accounting is not None:
-            self._accounting.used(saved)
+        if isinstance(saved, ObservedNodeTensor):
+            saved.observer.used(saved)
         if torch.is_grad_enabled():
             return  # a gradient that is part of a graph
         self.tracer.used(saved.node)
@@ -310,12 +310,12 @@ class BudgetedPass:
             self._accounting.replayed(ops, seconds)
 
     def got(self, saved: Any, tensor: Tensor) -> None:
-        if self._accounting is not None:
-            self._accounting.got(saved, tensor)
+        if isinstance(saved, ObservedNodeTensor):
+            saved.observer.got(saved, tensor)
 
     def lost(self, saved: Any) -> None:
-        if self._accounting is not None:
-            self._accounting.lost(saved)
+        if isinstance(saved, ObservedNodeTensor):
+            saved.observer.lost(saved)
 
     def handed_over(self) -> None:
         if self._accounting is not None:
