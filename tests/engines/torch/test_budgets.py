@@ -384,3 +384,46 @@ def test_layers_that_are_unfrozen_are_planned_anew() -> None:
         for _ in range(2):
             model(x).sum().backward()
     assert profiler.recompute_count() > 0
+
+
+def _steps_of_segments(manager: remat.CheckpointManager, count: int, **options) -> list:
+    blocks = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(8)]
+    x, records = torch.randn(512, 64), []
+    with manager:
+        for _ in range(count):
+            h = x
+            for block in blocks:
+                h = remat.checkpoint(block, h, **options)
+            h.square().mean().backward()
+            records.append(manager.last_pass)
+    return records
+
+
+def test_plans_know_what_segments_inside_start_from() -> None:
+    """Also when a plan holds it, and the pass is planned again."""
+    records = _steps_of_segments(remat.CheckpointManager(memory_budget="40MB"), 4)
+    for record in records:
+        assert record.recomputed_ops == 0
+        assert record.measured_peak <= 1.05 * record.plan.peak_bytes
+
+
+@pytest.mark.parametrize("policy", [remat.policies.save_everything, remat.policies.save_matmuls])
+def test_plans_count_what_policies_of_segments_keep(policy) -> None:
+    manager = remat.CheckpointManager(memory_budget="40MB")
+    for record in _steps_of_segments(manager, 4, policy=policy):
+        assert record.measured_peak == pytest.approx(record.plan.peak_bytes, rel=0.1)
+    with pytest.raises(remat.BudgetTooSmallError) as caught:
+        _steps_of_segments(remat.CheckpointManager(memory_budget="1MB"), 1, policy=policy)
+    smallest = caught.value.smallest
+    assert smallest is not None
+    _steps_of_segments(remat.CheckpointManager(memory_budget=smallest), 2, policy=policy)
+
+
+@pytest.mark.parametrize("share", [0.8, 0.7, 0.35])
+def test_the_budget_that_an_error_names_works_with_a_share(share: float) -> None:
+    options = {"memory_threshold": share}
+    with pytest.raises(remat.BudgetTooSmallError) as caught:
+        _steps_of_segments(remat.CheckpointManager(max_memory_mb=0.1, **options), 1)
+    smallest = caught.value.smallest
+    assert str(smallest) in str(caught.value)
+    _steps_of_segments(remat.CheckpointManager(max_memory_mb=smallest / 1e6, **options), 2)
