@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -146,12 +146,6 @@ def _train(model: str, steps: int, memory_budget: int | None) -> dict[str, Any]:
         "curve_seconds": sampler.seconds,
         "curve_bytes": sampler.bytes,
     }
-
-
-def _within(memory_budget: int | None) -> AbstractContextManager[Any]:
-    if memory_budget is None:
-        return nullcontext()
-    return remat.CheckpointManager(memory_budget=memory_budget)
 
 
 def _allocate_states(network: nn.Module, optimizer: Any) -> None:

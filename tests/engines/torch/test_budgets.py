@@ -427,3 +427,28 @@ def test_the_budget_that_an_error_names_works_with_a_share(share: float) -> None
     smallest = caught.value.smallest
     assert str(smallest) in str(caught.value)
     _steps_of_segments(remat.CheckpointManager(max_memory_mb=smallest / 1e6, **options), 2)
+
+
+def test_writes_to_memory_that_was_there_before_are_no_part_of_a_pass() -> None:
+    """Gradients that are set to zero, a moving average of the parameters."""
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(4)])
+    average = [torch.zeros_like(p) for p in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    x, peaks = torch.randn(256, 256), []
+    for writes in (False, True):
+        manager = remat.CheckpointManager(memory_budget=0.8)
+        with manager:
+            for _ in range(3):
+                loss = model(x).square().mean()
+                if writes:
+                    model.zero_grad(set_to_none=False)
+                    with torch.no_grad():
+                        for mean, parameter in zip(average, model.parameters(), strict=True):
+                            mean.mul_(0.9)
+                            mean.copy_(parameter)
+                loss.backward()
+        record = manager.last_pass
+        peaks.append((record.plan.plain_peak_bytes, record.plan.peak_bytes, record.measured_peak))
+    for without, with_writes in zip(*peaks, strict=True):
+        assert with_writes == pytest.approx(without, rel=0.02)

@@ -136,15 +136,19 @@ class BudgetedPass:
         if self._is_shared:
             seconds = _nominal_seconds(made)
         self._evictor.ran(op.number, seconds)
-        for _, tensor in made:
-            self.meter.add(tensor)
-        for value in op.reads:
-            if value.origin is Origin.PARAMETER and value.held is not None:
-                self._owner.expect_gradient(value.held.tensor)
+        self._count(op, made)
         if self.follows:
             self._follow(planned, number, made)
         else:
             self._evictor.shrink(self._owner.room(self.tracer.plain_bytes))
+
+    def _count(self, op: Op, made: list[tuple[Value, Tensor]]) -> None:
+        for value, tensor in made:
+            if value.origin is not Origin.EXTERNAL:  # a write to memory that was there before
+                self.meter.add(tensor)
+        for value in op.reads:
+            if value.origin is Origin.PARAMETER and value.held is not None:
+                self._owner.expect_gradient(value.held.tensor)
 
     def _follow(
         self, planned: Planned | None, number: int, made: list[tuple[Value, Tensor]]

@@ -118,7 +118,8 @@ class Tracer:
             self._add(
                 value,
                 TracedValue(
-                    nbytes=nbytes_of(tensor),
+                    # (A write to memory that was there before takes no more.)
+                    nbytes=0 if value.origin is Origin.EXTERNAL else nbytes_of(tensor),
                     made_by=number,
                     overwrites=None if before is None else self.number(before),
                     kind=Kind.COMPUTED if value.op is not None else Kind.FIXED,
