@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from remat.errors import BudgetTooSmallError
@@ -16,6 +16,7 @@ from remat.plans import Kind, Op, Plan, Trace, Value, frontier, plan_trace, simu
 from remat.plans import graph as graph_module
 from remat.plans.bounds import LowerBound
 from remat.plans.facts import Facts
+from remat.plans.planner import too_small_share
 from remat.plans.segments import choose_cuts, solve_segments
 
 from .networks import NETWORKS, Builder, gpt, llama, mlp, random_trace, resnet, unet
@@ -396,3 +397,11 @@ def test_a_name_that_is_not_there() -> None:
 
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         remat.plans.nothing  # noqa: B018
+
+
+@given(st.integers(1, 10**7), st.sampled_from([0.8, 0.7, 0.55, 0.35]))
+@example(63, 0.7)  # where the quotient is rounded down
+def test_the_budget_that_is_named_has_a_share_that_is_enough(smallest: int, share: float) -> None:
+    needed = too_small_share(smallest, share, 1).smallest
+    assert needed is not None
+    assert int(needed * share) >= smallest > int((needed - 2) * share)

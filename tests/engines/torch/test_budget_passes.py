@@ -172,6 +172,17 @@ def test_a_budget_that_another_thread_uses_is_refused() -> None:
     assert_same_bits(found, x.detach().cos())
 
 
+def test_a_pass_that_cannot_begin_leaves_nothing_behind() -> None:
+    budget, x = Budget("1GB", planning(keep_everything)), torch.ones(8, requires_grad=True)
+    with (
+        torch.autograd.graph.disable_saved_tensors_hooks("not here"),
+        pytest.raises(remat.UnsupportedError, match="disabled"),
+    ):
+        run_within(budget, torch.sin, (x,))
+    (found,) = torch.autograd.grad(run_within(budget, lambda x: x.sin().sum(), (x,)), x)
+    assert_same_bits(found, x.detach().cos())
+
+
 def test_a_second_backward_of_a_few_ops_fits_into_a_fraction() -> None:
     layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8)]
     body, one, other = nn.Sequential(*layers), nn.Linear(64, 1), nn.Linear(64, 1)
