@@ -69,10 +69,10 @@ def test_never_slower_than_the_best_of_all_plans_over_layers(seed: int, most_ops
     result = trace.values[-1].nbytes
     judged = [judge(chain, steps) for steps in all_plans(0, 7)]
     judged = [(peak + result, seconds) for peak, seconds in judged]
-    recomputed = 0.0
+    recomputed, search = 0.0, LayerSearch(trace, ends)
     for budget in sorted({peak for peak, _ in judged})[::5]:
         best = min(seconds for peak, seconds in judged if peak <= budget)
-        plan = LayerSearch(trace, ends).plan(budget)
+        plan = search.plan(budget)
         simulated = simulate(trace, plan)
         assert simulated.peak_bytes == plan.peak_bytes <= budget
         assert simulated.extra_seconds == plan.extra_seconds <= best
@@ -85,12 +85,13 @@ def test_never_slower_than_the_best_of_all_plans_over_layers(seed: int, most_ops
 def test_within_the_budget_or_an_error_with_one_that_works(seed, layers, most_ops, part) -> None:
     trace, ends, chain = a_pass(seed, layers, most_ops)
     budget = int(trace.plain_peak * part)
+    search = LayerSearch(trace, ends)
     with pytest.raises(BudgetTooSmallError) as caught:
-        LayerSearch(trace, ends).plan(0)
+        search.plan(0)
     smallest = caught.value.smallest
     assert str(smallest) in str(caught.value)
     budget = max(smallest, budget)
-    plan = LayerSearch(trace, ends).plan(budget)
+    plan = search.plan(budget)
     assert simulate(trace, plan).peak_bytes == plan.peak_bytes <= budget
     free = budget - trace.values[-1].nbytes
     if smallest_chain(chain).peak_bytes <= free:

@@ -54,7 +54,7 @@ class MemorySampler:
     """Samples the memory of this process from a thread, as bytes above the level at its start.
 
     >>> with MemorySampler() as sampler:
-    ...     ballast = b"x" * 50_000_000
+    ...     ballast = b"x" * 200_000_000
     >>> sampler.peak_bytes > 40_000_000
     True
     """
