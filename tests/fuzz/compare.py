@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from types import CodeType
+from types import CodeType, SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -26,7 +28,13 @@ from . import kit
 from .drafts import namespace
 from .programs import Program
 
-__all__ = ["Verdict", "check", "check_within_a_budget"]
+__all__ = [
+    "Verdict",
+    "check",
+    "check_in_turn",
+    "check_under_a_policy",
+    "check_within_a_budget",
+]
 
 Kind = Literal[
     "same",
@@ -72,19 +80,34 @@ class _Stopped(Exception):
         self.error = error
 
 
-def check(program: Program) -> Verdict:
-    """Run a program both ways and say how they compare."""
+def check_in_turn(program: Program) -> Verdict:
+    """Check a program as it is, under a policy, or within a budget: the seed says which."""
+    return (check, check_under_a_policy, check_within_a_budget)[program.seed % 3](program)
+
+
+def check_under_a_policy(program: Program) -> Verdict:
+    """Run a program with a policy without reason on all its regions."""
+    return check(program, under_a_policy(program.seed))
+
+
+def check(program: Program, library: Any = None) -> Verdict:
+    """Run a program both ways and say how they compare; `library` stands for `remat`."""
+    library = library or remat
     codes = _compiled(program)
     if codes is None:
         return Verdict("discarded", "it is not Python")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.random.fork_rng():
-            verdict = _check(codes)
+            verdict = _check(codes, library)
             if verdict.kind == "differs" and program.backward_scope:
                 # Under any mode some formulas of autograd go another way, up to the sign of zeros.
                 without = _compiled(replace(program, backward_scope=False))
-                if without is not None and verdict.is_close and _check(without).kind == "same":
+                if (
+                    without is not None
+                    and verdict.is_close
+                    and _check(without, library).kind == "same"
+                ):
                     return Verdict("torch differs", verdict.what)
             return verdict
 
@@ -137,15 +160,15 @@ def _compiled(program: Program) -> tuple[CodeType, CodeType] | None:
         return None
 
 
-def _check(codes: tuple[CodeType, CodeType]) -> Verdict:
+def _check(codes: tuple[CodeType, CodeType], library: Any) -> Verdict:
     try:
         expected = _run(codes, kit.plain)
     except _Stopped as stopped:
         if stopped.when == "forward":
             return Verdict("discarded", str(stopped))
-        return _check_after_error(codes, stopped)
+        return _check_after_error(codes, stopped, library)
     try:
-        got = _run(codes, remat)
+        got = _run(codes, library)
     except _Stopped as stopped:
         if _stops_under_any_mode(codes, stopped):
             return Verdict("torch differs", str(stopped))
@@ -183,10 +206,10 @@ def _stops_under_any_mode(codes: tuple[CodeType, CodeType], stopped: _Stopped) -
     return False
 
 
-def _check_after_error(codes: tuple[CodeType, CodeType], plain: _Stopped) -> Verdict:
+def _check_after_error(codes: tuple[CodeType, CodeType], plain: _Stopped, library: Any) -> Verdict:
     """Plain autograd refuses the backward pass: remat may do so or not, if it runs the forward."""
     try:
-        _run(codes, remat)
+        _run(codes, library)
     except _Stopped as stopped:
         if stopped.when == "forward" and not _stops_under_any_mode(codes, stopped):
             return Verdict("raises", str(stopped))
@@ -200,6 +223,45 @@ def _judge_error(codes: tuple[CodeType, CodeType], stopped: _Stopped) -> Verdict
     if why is None:
         return Verdict("raises", f"a refusal without reason: {stopped}")
     return Verdict("refused", why)
+
+
+def under_a_policy(seed: int) -> SimpleNamespace:
+    """Return `remat` with a random policy on every segment, scope and group."""
+    rng = random.Random(seed)
+    way, share = rng.choice(["names", "names", "calls", "ops"]), rng.choice([0.1, 0.3, 0.6, 0.9])
+    kept: dict[str, bool] = {}
+
+    def by_name(op: str, shapes: Any, nbytes: int, name: str) -> bool:
+        return kept.setdefault(op, random.Random(f"{seed} {op}").random() < share)
+
+    def by_call(op: str, shapes: Any, nbytes: int, name: str) -> bool:
+        return rng.random() < share
+
+    policy: Any = {"names": by_name, "calls": by_call}.get(way) or [
+        op for op in _overloads() if random.Random(f"{seed} {op}").random() < share
+    ]
+
+    def checkpoint(fn: Any = None, *inputs: Any, **options: Any) -> Any:
+        options = options if isinstance(fn, Tensor) else {"policy": policy, **options}
+        return remat.checkpoint(fn, *inputs, **options)
+
+    wrapped = SimpleNamespace(**{name: getattr(remat, name) for name in remat.__all__})
+    wrapped.checkpoint = checkpoint
+    wrapped.CheckpointScope = functools.partial(remat.CheckpointScope, policy=policy)
+    wrapped.CheckpointGroup = functools.partial(remat.CheckpointGroup, policy=policy)
+    return wrapped
+
+
+@functools.cache
+def _overloads() -> list[Any]:
+    """Return the ops that write in place, and a few that make what they write to."""
+    packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if name[-1:] == "_"]
+    packets += [torch.ops.aten.mul, torch.ops.aten.add, torch.ops.aten.clone, torch.ops.aten.sin]
+    found = []
+    for packet in packets:
+        if isinstance(packet, torch._ops.OpOverloadPacket):
+            found += [getattr(packet, overload) for overload in packet.overloads()]
+    return found
 
 
 # A run.

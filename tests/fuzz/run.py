@@ -1,5 +1,7 @@
 """Long runs: `python -m tests.fuzz.run --count 10000`; one program: `--show SEED`.
 
+Of three programs one is checked as it is, one under a random policy, one within a budget.
+
 Programs run in processes of their own, so that one which kills its process is named and the rest
 go on.
 """
@@ -23,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from .compare import Verdict, check
+from .compare import Verdict, check, check_in_turn
 from .drafts import draw
 from .programs import Block, Program, text_of, walk
 from .shrink import shrink
@@ -137,12 +139,17 @@ def _answered(answers: Connection, verdict: Verdict) -> Verdict:
     return verdict
 
 
-def explain(seed: int, verdict: Verdict, seconds: float = 20.0) -> str:
+def explain(
+    seed: int,
+    verdict: Verdict,
+    seconds: float = 20.0,
+    judge: Callable[[Program], Verdict] = check,
+) -> str:
     """Return what fails, and the smallest program that was found for it."""
     if verdict.kind == "dies":  # so would we
         return f"seed {seed} dies of {verdict.what}\n\n{text_of(draw(seed))}"
-    small = shrink(draw(seed), lambda program: check(program).way == verdict.way, seconds)
-    found = check(small)
+    small = shrink(draw(seed), lambda program: judge(program).way == verdict.way, seconds)
+    found = judge(small)
     return f"seed {seed} {found.kind}: {found.what}\n\n{text_of(small)}"
 
 
@@ -163,10 +170,12 @@ def main(arguments: list[str] | None = None) -> int:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task("fuzzing", total=given.count)
-        for seed in in_processes(range(start, start + given.count), given.jobs, tally):
+        seeds = range(start, start + given.count)
+        for seed in in_processes(seeds, given.jobs, tally, check_in_turn):
             progress.update(task, advance=1, description=f"seed {seed}")
             if seed in tally.failures:
-                progress.print(explain(seed, tally.failures[seed]), markup=False, highlight=False)
+                report = explain(seed, tally.failures[seed], judge=check_in_turn)
+                progress.print(report, markup=False, highlight=False)
     console.print(_summary(tally))
     return 1 if tally.failures else 0
 
@@ -174,7 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _show(seed: int) -> int:
     program = draw(seed)
     sys.stdout.write(text_of(program))
-    verdict = check(program)
+    verdict = check_in_turn(program)
     sys.stdout.write(f"# {verdict.kind}: {verdict.what}\n")
     return int(verdict.is_failure)
 

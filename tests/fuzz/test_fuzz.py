@@ -28,6 +28,16 @@ def test_random_programs_give_the_bits_of_plain_autograd(batch):
     assert tally.verdicts["refused"] <= 1, tally.verdicts
 
 
+@pytest.mark.parametrize("batch", range(3))
+def test_random_programs_give_the_bits_of_plain_autograd_whatever_the_policy(batch):
+    tally = run.Tally()
+    seeds = range(batch * SIZE, (batch + 1) * SIZE)
+    for _ in run.run(seeds, tally, compare.check_under_a_policy):
+        pass
+    assert not tally.failures
+    assert tally.verdicts["same"] >= 0.75 * SIZE, tally.verdicts
+
+
 @pytest.mark.parametrize("batch", range(5))
 def test_random_programs_give_the_bits_of_plain_autograd_whatever_the_plan(batch):
     tally = run.Tally()

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import random
+import warnings
+
 import pytest
 import torch
 
 import remat
+from remat.engines.torch.budget.manager import Budget, run_within
+from remat.engines.torch.memory.records import Value
 
-from .oracles import assert_same_bits
+from .oracles import assert_same_bits, planning
+from .random_plans import RandomPlans
 
 X = torch.linspace(-1.0, 1.0, 64 * 64).view(64, 64)
 W = torch.linspace(-0.5, 0.5, 64 * 64).view(64, 64).requires_grad_()
@@ -39,3 +45,86 @@ def test_what_is_kept_is_not_computed_again(relu) -> None:
 
     assert recomputed_ops(None) == 3
     assert recomputed_ops(lambda op, shapes, nbytes, name: "relu" in op) == 1
+
+
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    v = (x * 2).detach().t()
+    v.add_(1.0)
+    a = v * 2
+    y = torch.sin(x + v)
+    v.mul_(3)
+    return y + a + v
+
+
+def a_part_of_data(x: torch.Tensor) -> torch.Tensor:
+    v = (x * 2).data[1:]
+    v.add_(1.0)
+    a = v * 2
+    y = torch.sin(x[1:] + v)
+    v.mul_(3)
+    return y + a + v
+
+
+def balanced_targets(x: torch.Tensor) -> torch.Tensor:
+    """Sinkhorn's balancing of a detached matrix, as in clustering losses."""
+    q = torch.exp(x / 0.5).detach().t()
+    weight = q * 0.5
+    q /= q.sum()
+    for _ in range(2):
+        q /= q.sum(dim=1, keepdim=True)
+        q /= q.shape[0]
+        x = x * torch.log_softmax(x + q.t(), dim=1)
+        q /= q.sum(dim=0, keepdim=True)
+        q /= q.shape[1]
+    q *= q.shape[1]
+    return q.t() * x + weight.t()
+
+
+@pytest.mark.parametrize("function", [transposed, a_part_of_data, balanced_targets])
+def test_any_policy_over_writes_to_views_of_detached_memory(function) -> None:
+    x = (X[:6, :6] * 1.5).requires_grad_()
+    (expected,) = torch.autograd.grad(function(x).square().sum(), x)
+    policies = [remat.policies.save_ops("add_"), remat.policies.save_ops("div_", "mul_")]
+    policies += [random_policy(seed) for seed in range(60)]
+    wrong = [
+        policy
+        for policy in policies
+        if not torch.equal(gradient(function, x, policy=policy), expected)
+    ]
+    assert not wrong
+
+
+def gradient(function, x: torch.Tensor, **options) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some of these policies keep nothing
+        result = remat.checkpoint(function, x, **options)
+    (found,) = torch.autograd.grad(result.square().sum(), x)
+    return found
+
+
+def random_policy(seed: int):
+    rng = random.Random(seed)
+    return lambda op, shapes, nbytes, name: rng.random() < 0.4
+
+
+@pytest.mark.parametrize("function", [transposed, a_part_of_data, balanced_targets])
+def test_any_plan_over_writes_to_views_of_detached_memory(function) -> None:
+    x = (X[:6, :6] * 1.5).requires_grad_()
+    (expected,) = torch.autograd.grad(function(x).square().sum(), x)
+    for seed in range(20):
+        budget = Budget("1GB", planning(RandomPlans(seed)))
+        for _ in range(3):
+            found = torch.autograd.grad(run_within(budget, function, (x,)).square().sum(), x)
+            assert_same_bits(found[0], expected)
+
+
+def test_what_was_written_through_a_view_is_kept_without_a_known_shape(monkeypatch) -> None:
+    """The tensor that an op returned is gone, and a view of it that nobody has seen is written to.
+
+    A replay gives the shape of the original, so what a policy keeps is never computed again.
+    """
+    monkeypatch.setattr(Value, "note_views", lambda self: None)
+    x = (X[:6, :6] * 1.5).requires_grad_()
+    (expected,) = torch.autograd.grad(transposed(x).square().sum(), x)
+    policy = remat.policies.save_ops("add_")
+    assert_same_bits(gradient(transposed, x, policy=policy), expected)

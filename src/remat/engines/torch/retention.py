@@ -95,7 +95,14 @@ def made_by_op(value: Value, tensor: Tensor) -> Tensor:
 
 def hold_made(value: Value, tensor: Tensor) -> None:
     """Hold a value that an op has just made. Autograd counts a write when the op is done."""
-    hold(value, made_by_op(value, tensor))
+    if value.argument is not None and value.geometry is None and value.tensor() is not tensor:
+        # The op has written through a view of memory whose own geometry nobody has noted. A replay
+        # would give it, and what is held would have another one.
+        before = value.version
+        keep(value, tensor)
+        value.version = before
+    else:
+        hold(value, made_by_op(value, tensor))
     assert value.held is not None
     value.held.version = value.version
 

@@ -47,7 +47,6 @@ class OpTraits:
     writes: tuple[Key, ...] = ()  # the arguments that it writes to
     hidden_writes: tuple[tuple[int, ...], int | None] | None = None
     makes_memory: bool = True  # at least one output has its own storage
-    is_identity: bool = False  # a view with the geometry of its argument
     reshapes_in_place: bool = False  # changes the shape of its argument, but no data
     replaces_storage: bool = False  # gives a tensor another storage, and writes no data
     leaves_uninitialized: bool = False  # allocates memory without writing to it
@@ -139,7 +138,6 @@ def _read(func: Any) -> OpTraits:
         fast_if_all_tensors=func in _FAST_FOR_TENSORS,
         route=_route(is_view, is_simple, is_random, chance is not None),
         makes_memory=not all(aliases),
-        is_identity=packet in (aten.alias, aten.detach),
         replaces_storage=packet is aten.set_,
         overwrites_all=packet in _OVERWRITES_ALL,
         is_random=is_random,
