@@ -128,3 +128,16 @@ def test_what_was_written_through_a_view_is_kept_without_a_known_shape(monkeypat
     (expected,) = torch.autograd.grad(transposed(x).square().sum(), x)
     policy = remat.policies.save_ops("add_")
     assert_same_bits(gradient(transposed, x, policy=policy), expected)
+
+
+def test_a_profiled_scope_that_holds_a_conjugate_view_only() -> None:
+    def function(x: torch.Tensor, **options) -> torch.Tensor:
+        with remat.CheckpointScope("holding", use_recomputation=False, **options):
+            y = torch.complex(x.sin(), x.cos())
+            return (torch.complex(x.cos(), x) @ y.mH).real.sum()
+
+    x = X[:4, :4].clone().requires_grad_()
+    with remat.CheckpointProfiler():
+        (found,) = torch.autograd.grad(function(x), x)
+    (expected,) = torch.autograd.grad(function(x, enabled=False), x)
+    assert_same_bits(found, expected)

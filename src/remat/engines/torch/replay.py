@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...errors import RecomputeMismatchError
 from . import source_location
+from .backend import replaying
 from .memory.geometry import view_over
 from .memory.records import Op, Operand, Value, View
 from .memory.tensors import counters
@@ -29,6 +30,7 @@ __all__ = [
     "flat",
     "outer_values",
     "replay",
+    "values_used",
 ]
 
 NeededOp = tuple[Op, list[Value]]  # an op to replay, and the values that are needed of it
@@ -81,6 +83,16 @@ def find_needs(wanted: Iterable[Operand], inputs: Mapping[Value, Any]) -> Needs:
                 values += op.reads
     ops = [needed[number] for number in sorted(needed)]
     return _new_needs(Needs, (ops, provided, lent, uses))
+
+
+def values_used(wanted: Iterable[Operand]) -> Iterable[Value]:
+    """Return the values that a recomputation of what is wanted would use; for observers."""
+    guard = replaying.take()
+    try:
+        with guard:  # what is lent is a view, which is no op of the program
+            return find_needs(wanted, {}).uses
+    finally:
+        replaying.give(guard)
 
 
 def outer_values(wanted: Iterable[Operand], start: int) -> list[Value]:

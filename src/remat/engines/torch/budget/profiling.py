@@ -14,7 +14,7 @@ from ..diagnostics.accounting import Accounting, ObservedTensor, storage_number
 from ..memory.records import Operand
 from ..memory.tensors import is_plain
 from ..region import Region
-from ..replay import find_needs
+from ..replay import values_used
 
 __all__ = ["ObservedNodeTensor", "PassAccounting"]
 
@@ -45,7 +45,7 @@ class PassAccounting(Accounting):
         self._send_trace()
         self._traced.clear()
         wanted = [saved.operand for stage in stages for saved in stage.living()]
-        for value in find_needs(wanted, {}).uses:
+        for value in values_used(wanted):
             if value.held is not None and not value.is_leaf and is_plain(value.held.tensor):
                 self._keep(value.held.tensor)
         for observer, number in self._observers:

@@ -18,7 +18,7 @@ from ....plans import trace
 from ..memory.records import Op, Operand, Origin, Value
 from ..memory.tensors import is_plain, nbytes_of
 from ..region import Region, SavedTensor
-from ..replay import NeededOp, find_needs
+from ..replay import NeededOp, values_used
 from ..source_location import line_text
 
 __all__ = ["Accounting", "ObservedTensor", "name_of", "storage_number"]
@@ -132,7 +132,7 @@ class Accounting:
         self._send_trace()
         self._traced.clear()
         wanted = [saved.operand for saved in region.living()]
-        for value in find_needs(wanted, {}).uses:
+        for value in values_used(wanted):
             if value.held is not None and not value.is_leaf:
                 key, nbytes = _key(value.held.tensor), nbytes_of(value.held.tensor)
                 self._inputs.append(key)
