@@ -77,6 +77,19 @@ class LoadedValues:
             return leaf * 1
         return leaf.copy(order="K") if isinstance(leaf, np.ndarray) else leaf
 
+    def content_mark(self, copy: Any, original: Any) -> Any:
+        """Return what tells later whether a copy of an array was written to."""
+        if _is_tensor_type(type(copy)):
+            return None if copy.is_inference() else copy._version
+        return copy._value if _is_box_type(type(copy)) else original
+
+    def is_content_changed(self, copy: Any, mark: Any) -> bool:
+        if _is_tensor_type(type(copy)):
+            return mark is None or bool(copy._version != mark)
+        if _is_box_type(type(copy)):
+            return copy._value is not mark
+        return copy is not mark and not _are_same_bytes(copy, mark)
+
     def kind(self, leaf: Any) -> tuple[Any, Any]:
         """Return shape and type of the entries of an array."""
         return tuple(np.shape(_plain(leaf))), getattr(leaf, "dtype", None)
@@ -129,6 +142,11 @@ def _plain(value: Any) -> Any:
     while _is_box_type(type(value)):
         value = value._value
     return value
+
+
+def _are_same_bytes(one: Any, other: Any) -> bool:
+    is_array = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
+    return is_array and one.dtype == other.dtype and one.tobytes() == other.tobytes()
 
 
 def _is_shared(tensor: Any) -> bool:

@@ -9,9 +9,11 @@ known, the state of a `BareFrame` is just these arrays.
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from .identity import NO_TOKENS, Origins
 from .kept import aliased
 from .layouts import UNBOUND, Static, take_apart
 from .protocols import Place, Values
@@ -19,14 +21,16 @@ from .protocols import Place, Values
 __all__ = ["BareFrame", "Frame"]
 
 _EMPTY = 0  # in the place of an array
+_NEW = ("new",)  # the token of an array that a step has made
+_UNKNOWN = ("unknown",)
 
 
 class Frame:
     """The variables of one run of a loop. It does not change while the loop runs."""
 
     __slots__ = (
-        *("_api", "_at", "_changed", "_owns_reads", "_items", "_last", "_numbers", "_outputs"),
-        *("_room", "_scans", "unbound"),
+        *("_api", "_at", "_changed", "_owns_reads", "_items", "_last", "_numbers", "_origins"),
+        *("_outputs", "_room", "_scans", "unbound"),
     )
     is_bare = False
 
@@ -42,6 +46,7 @@ class Frame:
         outputs: Any,
         scans: bool,
         owns_reads: bool,
+        origins: Origins,
         at: Place,
     ) -> None:
         self.unbound = UNBOUND
@@ -54,29 +59,36 @@ class Frame:
         self._outputs = outputs
         self._scans = scans
         self._owns_reads = owns_reads  # and items
+        self._origins = origins
         self._at = at
 
     # -- for generated code --------------------------------------------------------------------
 
     def open(self, state: Any) -> Sequence[Any]:
         """Return the values of the variables; what a step changes in place is its own."""
-        values = self.values(state)
+        static, origins = state[-1], self._origins
+        arrays, others = origins.begin(state, static.tokens), static.others
+        values: Sequence[Any] = static.layout.put_together(arrays, others)
         if self._changed:
-            values = list(values)
-            for place in self._changed:
-                values[place] = self._private(values[place])
+            private = self._private(values)
+            arrays = [private.get(id(each), each) for each in arrays]
+            others = [private.get(id(each), each) for each in others]
+            values = static.layout.put_together(arrays, others)
+        values = origins.begin_containers(values, static.tokens)
         return values if self._outputs is None else values[: self._outputs.first_window]
 
     def close(self, state: Any, leaves_by: int, outputs: tuple[Any, ...], *values: Any) -> Any:
         """Return the state after a step, and its outputs if it has any."""
         step = state[-1].step
+        self._origins.end(step)
         made: Any = ()
         if self._outputs is not None:
             made = self._outputs.made_by(step, outputs)
             values += self._outputs.windows(outputs)
         if not leaves_by and step + 1 == self._last:
             leaves_by = -1
-        new = self.initial(values, step + 1, leaves_by)
+        new = self._state(values, step + 1, leaves_by)
+        self._origins.forget_step()
         return (new, made) if self._scans else new
 
     def collect(self, place: int, state: Any) -> Any:
@@ -88,12 +100,21 @@ class Frame:
 
     def item(self, state: Any, sources: tuple[Any, ...], x: Any) -> Any:
         """Return the item of a `for` loop that belongs to this turn."""
-        item = self._items.get(state[-1].step, sources, x)
-        return aliased(item, self._api) if self._owns_reads else item
+        return self._item(state[-1].step, sources, x)
+
+    def _item(self, step: int, sources: tuple[Any, ...], x: Any) -> Any:
+        item = self._items.get(step, sources, x)
+        item = aliased(item, self._api) if self._owns_reads else item
+        self._origins.item(step, item)
+        return item
 
     def own(self, *values: Any) -> list[Any]:
         """Return values from outside as parts of the graph of this step."""
-        return [aliased(value, self._api) for value in values]
+        found = [aliased(value, self._api) for value in values]
+        for value, alias in zip(values, found, strict=True):
+            if alias is not value:
+                self._origins.same(value, alias)
+        return found
 
     def is_done(self, state: Any) -> bool:
         return bool(state[-1].leaves_by)
@@ -118,9 +139,19 @@ class Frame:
     def goes_on(self, state: Any) -> bool:
         return not state[-1].leaves_by
 
-    def initial(self, values: tuple[Any, ...], step: int, leaves_by: int = 0) -> Any:
+    def initial(self, values: tuple[Any, ...], step: int) -> Any:
+        """Return the state before the first turn."""
+        return self._state(values, step, 0, is_first=True)
+
+    def _state(
+        self, values: tuple[Any, ...], step: int, leaves_by: int, *, is_first: bool = False
+    ) -> Any:
         """Return the state before a turn."""
         layout, arrays, others = take_apart(values, self._api, self._numbers)
+        if is_first:
+            tokens = self._origins.first(values, arrays)
+        else:
+            tokens = self._origins.tokens(values, arrays, step)
         if not layout.is_plain:
             self._refuse_numbers(arrays)
         empty = self._room - len(arrays)
@@ -129,15 +160,26 @@ class Frame:
                 f"its variables hold {len(arrays)} arrays after this turn, with room for "
                 f"{self._room}: they held fewer before"
             )
-        static = Static(step, leaves_by, layout, others)
+        static = Static(step, leaves_by, layout, others, tokens)
         return (*arrays, *([_EMPTY] * empty), static) if empty else (*arrays, static)
 
-    def final(self, state: Any) -> tuple[int, Sequence[Any]]:
-        """Return how the loop was left, and the values of its variables."""
-        values = self.values(state)
+    def final(self, state: Any, volatile: Sequence[int]) -> tuple[int, Sequence[Any]]:
+        """Return how the loop was left, and the values of its variables.
+
+        The function may write to the arrays in those that are `volatile`.
+        """
+        static, origins = state[-1], self._origins
+        arrays = origins.final(state, static.tokens)
+        values: Sequence[Any] = static.layout.put_together(arrays, static.others)
+        if volatile:
+            origins.own(values, volatile)
+            arrays = origins.final(state, static.tokens)
+            values = static.layout.put_together(arrays, static.others)
+        values = origins.containers(values, static.tokens)
         if self._outputs is not None:
+            self._outputs.deliver(origins)
             values = values[: self._outputs.first_window]
-        return state[-1].leaves_by, values
+        return static.leaves_by, values
 
     def values(self, state: Any) -> Sequence[Any]:
         static = state[-1]
@@ -154,52 +196,77 @@ class Frame:
                     "differentiated; begin with np.float64(…) instead"
                 )
 
-    def _private(self, value: Any) -> Any:
-        if self._api.is_array_type(type(value)):
-            return self._api.copied(value)
-        if isinstance(value, list | dict):
-            return value  # put together for this step
-        return copy.copy(value)
+    def _private(self, values: Sequence[Any]) -> dict[int, Any]:
+        """Copy what a step changes; return the copies by the identity of the originals."""
+        found: dict[int, Any] = {}
+        for value in (values[place] for place in self._changed):
+            if id(value) in found or isinstance(value, list | dict | deque):
+                continue  # (lists are put together for each step)
+            is_array = self._api.is_array_type(type(value))
+            found[id(value)] = self._origins.copied(value) if is_array else copy.copy(value)
+        return found
 
 
 class BareFrame(Frame):
-    """The variables of a loop that are all arrays, where no step needs to know anything else."""
+    """The only variable of a loop, an array, where no step needs to know anything else."""
 
-    __slots__ = ("_is_single",)
+    __slots__ = ("_copy", "_initial", "_last_new")
     is_bare = True
 
     def __init__(self, api: Values, **facts: Any) -> None:
         super().__init__(api, **facts)
-        self._is_single = self._room == 1
+        self._copy: Any = None  # that the step changes
+        self._last_new: Any = None  # the token of what the last step gave that was not its own
+        self._initial: Any = None
 
     def open(self, state: Any) -> Sequence[Any]:
-        if self._is_single and not self._changed:
+        self._origins.begin((), NO_TOKENS)
+        if not self._changed:
             return (state,)
-        return super().open(state)
+        self._copy = self._origins.copied(state)
+        return (self._copy,)
 
     def close(self, state: Any, leaves_by: int, outputs: tuple[Any, ...], *values: Any) -> Any:
-        # One array is the usual case, and small steps are run by the thousand.
-        if self._is_single and self._api.is_plain_array_type(type(values[0])):
-            return (values[0], ()) if self._scans else values[0]
-        new = self.initial(values, 0)
-        return (new, ()) if self._scans else new
+        (value,) = values
+        self._note(state, value)
+        self._origins.forget_step()
+        self._copy = None
+        # Small steps are run by the thousand.
+        if not self._api.is_plain_array_type(type(value)):
+            self._check(values)
+        return (value, ()) if self._scans else value
 
-    def item(self, state: Any, sources: tuple[Any, ...], x: Any) -> Any:
-        item = self._items.get(0, sources, x)
-        return aliased(item, self._api) if self._owns_reads else item
+    def _note(self, state: Any, value: Any) -> None:
+        """Note whether a step gives what it began with, an object from outside, or a new one."""
+        if value is state or (value is self._copy and not self._origins.is_written(value)):
+            if self._last_new is not None and self._last_new[0] == "item":
+                self._last_new = _UNKNOWN  # of which turn, nobody knows here
+            return
+        self._last_new = self._origins.outside(value) or _NEW
 
-    def example(self, state: Any) -> Any:
-        return state if self._is_single else state[0]
-
-    def initial(self, values: tuple[Any, ...], step: int, leaves_by: int = 0) -> Any:
+    def _check(self, values: tuple[Any, ...]) -> None:
         layout, arrays, others = take_apart(values, self._api, self._numbers)
         if others or layout.structure is not None:
             raise self._at.error("a variable that held an array holds none after this turn")
         self._refuse_numbers(arrays)
-        return arrays[0] if self._is_single else values
 
-    def final(self, state: Any) -> tuple[int, Sequence[Any]]:
-        return 0, self.values(state)
+    def item(self, state: Any, sources: tuple[Any, ...], x: Any) -> Any:
+        return self._item((self._last or 1) - 1, sources, x)
 
-    def values(self, state: Any) -> Sequence[Any]:
-        return (state,) if self._is_single else state
+    def example(self, state: Any) -> Any:
+        return state
+
+    def initial(self, values: tuple[Any, ...], step: int) -> Any:
+        self._check(values)
+        (self._initial,) = values
+        return self._initial
+
+    def final(self, state: Any, volatile: Sequence[int]) -> tuple[int, Sequence[Any]]:
+        if self._last_new is None:
+            return 0, (self._initial,)
+        if self._last_new is _UNKNOWN:
+            raise self._at.error("a turn hands on what the loop iterates over; hand on a copy")
+        value = self._origins.from_outside(self._last_new)
+        if value is None:
+            value = self._api.copied(state) if volatile else state
+        return 0, (value,)

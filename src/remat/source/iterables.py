@@ -59,6 +59,10 @@ class Items(ABC):
         """Add what entries come from to the sources, or to what a scan hands to each step."""
         raise NotImplementedError
 
+    def entry(self, step: int) -> Any:
+        """Return an entry as it is outside of steps."""
+        raise NotImplementedError
+
 
 class Opaque(Items):
     """Something that can just be iterated over."""
@@ -77,6 +81,7 @@ class _Sequence(Items):
         self._is_array = is_array
         self._place = -1
         self._scanned = -1
+        self._now = sequence
         self.length = len(sequence)
 
     def native(self) -> Iterable[Any]:
@@ -89,10 +94,14 @@ class _Sequence(Items):
             scanned.append(self._sequence[first : self.length])
             return
         self._place = len(sources)
-        sources.append(_as_it_is_now(self._sequence))
+        self._now = _as_it_is_now(self._sequence)
+        sources.append(self._now)
 
     def get(self, step: int, sources: tuple[Any, ...], x: Any) -> Any:
         return x[self._scanned] if self._scanned >= 0 else sources[self._place][step]
+
+    def entry(self, step: int) -> Any:
+        return self._now[step]
 
 
 class _Zip(Items):
@@ -115,6 +124,9 @@ class _Zip(Items):
     def get(self, step: int, sources: tuple[Any, ...], x: Any) -> Any:
         return tuple([part.get(step, sources, x) for part in self._parts])
 
+    def entry(self, step: int) -> Any:
+        return tuple([part.entry(step) for part in self._parts])
+
 
 class _Enumerate(Items):
     def __init__(self, part: Items, start: Any) -> None:
@@ -132,6 +144,9 @@ class _Enumerate(Items):
     def get(self, step: int, sources: tuple[Any, ...], x: Any) -> Any:
         return self._start + step, self._part.get(step, sources, x)
 
+    def entry(self, step: int) -> Any:
+        return self._start + step, self._part.entry(step)
+
 
 class _Reversed(Items):
     def __init__(self, sequence: Any) -> None:
@@ -148,6 +163,9 @@ class _Reversed(Items):
 
     def get(self, step: int, sources: tuple[Any, ...], x: Any) -> Any:
         return sources[self._place][self._length - 1 - step]
+
+    def entry(self, step: int) -> Any:
+        return self._sequence[self._length - 1 - step]
 
 
 def _shorten(part: Items, length: int | None) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .. import trees
+from .identity import Tokens
 from .protocols import Values
 
 __all__ = ["UNBOUND", "Layout", "Static", "spare_room", "take_apart"]
@@ -89,13 +90,16 @@ def _split(
 class Static:
     """All of a state that is no array."""
 
-    __slots__ = ("layout", "leaves_by", "others", "step")
+    __slots__ = ("layout", "leaves_by", "others", "step", "tokens")
 
-    def __init__(self, step: int, leaves_by: int, layout: Layout, others: tuple[Any, ...]) -> None:
+    def __init__(
+        self, step: int, leaves_by: int, layout: Layout, others: tuple[Any, ...], tokens: Tokens
+    ) -> None:
         self.step = step  # the number of the turn that comes next
         self.leaves_by = leaves_by  # 0: goes on
         self.layout = layout
         self.others = others
+        self.tokens = tokens
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Static):

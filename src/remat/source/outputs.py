@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .analysis import Output
+from .identity import Origins, Tokens
 from .layouts import Layout, take_apart
 from .protocols import Place, Values
 
@@ -56,13 +57,15 @@ class _Made(NamedTuple):
 
     layout: Layout
     others: tuple[Any, ...]
+    tokens: Tokens
 
 
 class Outputs:
     """The outputs of one run of a loop."""
 
     __slots__ = (
-        *("_api", "_at", "_examples", "_made", "_numbers", "_outputs", "_targets", "_variables"),
+        *("_api", "_at", "_examples", "_is_delivered", "_made", "_numbers", "_origins", "_outputs", "_rows"),
+        *("_targets", "_variables"),
     )
 
     def __init__(
@@ -73,15 +76,19 @@ class Outputs:
         examples: Sequence[list[Any] | None],
         api: Values,
         numbers: bool,
+        origins: Origins,
         at: Place,
     ) -> None:
         self._outputs = outputs
+        self._origins = origins
         self._targets = targets
         self._variables = variables
         self._api = api
         self._numbers = numbers
         self._at = at
+        self._is_delivered = False
         self._made: dict[int, list[_Made]] = {}
+        self._rows: list[tuple[int, list[_Made], list[Any]]] = []  # of steps, with their arrays
         # Zeros like the arrays of a step; None: not known before a step has run.
         self._examples = [None if e is None else self._zeros(e) for e in examples]
 
@@ -123,9 +130,11 @@ class Outputs:
         for place, (output, collector) in enumerate(zip(self._outputs, collectors, strict=True)):
             items = collector.stores if output.kind == "store" else collector[output.window :]
             layout, found, others = take_apart(tuple(items), self._api, self._numbers)
-            notes.append(_Made(layout, others))
+            tokens = self._origins.tokens(tuple(items), found, step, place)
+            notes.append(_Made(layout, others, tokens))
             arrays += self._filled(place, list(found))
-        self._made.setdefault(step, notes)
+        if not self._is_delivered:
+            self._made.setdefault(step, notes)
         return arrays
 
     def placeholders(self) -> list[Any]:
@@ -156,17 +165,28 @@ class Outputs:
     # -- after the loop ------------------------------------------------------------------------
 
     def hand_over(self, stacks: Sequence[Any], first: int, steps: int) -> None:
-        """Add what the steps from `first` on have made to the lists and objects it is meant for."""
+        """Take what the steps from `first` on have made."""
         columns = [self._api.entries(stack) for stack in stacks]
         for row in range(steps):
             notes = self._made.pop(first + row, None)
             if notes is None:
                 return  # the loop had ended
+            self._rows.append((first + row, notes, [column[row] for column in columns]))
+
+    def deliver(self, origins: Origins) -> None:
+        """Add what the steps have made to the lists and objects that it is meant for."""
+        rows, self._rows, self._is_delivered = self._rows, [], True
+        for step, notes, given in rows:
             at = 0
             for place, made in enumerate(notes):
-                arrays = [column[row] for column in columns[at : at + len(made.layout.arrays)]]
+                name = self._outputs[place].name
+                arrays = [
+                    origins.output(array, token, step, name)
+                    for token, array in zip(made.tokens.arrays, given[at:], strict=False)
+                ]
                 at += len(self._examples[place] or ())
-                self._deliver(place, made.layout.put_together(arrays, made.others))
+                items = made.layout.put_together(arrays, made.others)
+                self._deliver(place, origins.containers(items, made.tokens))
 
     def _deliver(self, place: int, items: Sequence[Any]) -> None:
         target = self._targets[place]

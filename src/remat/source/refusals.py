@@ -139,8 +139,20 @@ def _passed_on(loop: Loop) -> set[int]:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Lambda()) if name not in kept:
                 found.add(id(node.value))
             case ast.Lambda() | ast.GeneratorExp() if _is_of_call(node, parents):
-                found.add(id(node))
+                if not _is_kept_by_call(node, parents):
+                    found.add(id(node))
     return found
+
+
+def _is_kept_by_call(node: ast.AST, parents: dict[int, ast.AST]) -> bool:
+    """Say whether a call that gets a function is there for its effect: fs.append(lambda: …)."""
+    parent = parents[id(node)]
+    call = parents[id(parent)] if isinstance(parent, ast.keyword) else parent
+    if not isinstance(parents.get(id(call)), ast.Expr):
+        return False
+    # What these get is gone through at once.
+    consumes = getattr(call.func, "attr", "") in ("extend", "update")  # type: ignore[attr-defined]
+    return not (consumes and isinstance(node, ast.GeneratorExp))
 
 
 def _is_of_call(node: ast.AST, parents: dict[int, ast.AST]) -> bool:

@@ -179,6 +179,8 @@ class _LoopWriter:
         names = "".join(f"{name}, " for name in plan.state)
         if plan.state:
             code += f"    ({names}) = __remat_frame.open(__remat_state)\n"
+        else:
+            code += "    __remat_frame.open(__remat_state)\n"
         for name in sorted(plan.unbound):
             code += f"    if {name} is __remat_frame.unbound: del {name}\n"
         if plan.owns_reads and plan.reads:
@@ -212,12 +214,15 @@ class _LoopWriter:
             for name in unsure
         )
         values = [_temporary(name) if name in plan.unbound else name for name in plan.state]
-        given = ", ".join([f"__remat_state, {where}, ({outputs})", *values])
+        # The condition comes first: it may bind names of the state.
+        is_tested = where == _GOES_ON and self._test is not None
+        leaves_by = "__remat_where" if is_tested else str(where)
+        given = ", ".join([f"__remat_state, {leaves_by}, ({outputs})", *values])
         code = self._code(f"{prelude}return __remat_frame.close({given})")
-        if where == _GOES_ON and self._test is not None:
-            choice = self._expression(f"{_GOES_ON} if test else {_ENDED}")
-            choice.test = copy.deepcopy(self._test)  # type: ignore[attr-defined]
-            code[-1].value.args[1] = choice  # type: ignore[attr-defined]
+        if is_tested:
+            first = self._code(f"__remat_where = {_GOES_ON} if test else {_ENDED}")
+            first[0].value.test = copy.deepcopy(self._test)  # type: ignore[attr-defined]
+            code = [*first, *code]
         return code
 
     def leave_returning(self, value: ast.expr | None) -> list[ast.stmt]:

@@ -18,6 +18,7 @@ from .. import trees
 from ..errors import LoopTransformError, RematWarning
 from .analysis import LoopPlan
 from .frames import BareFrame, Frame
+from .identity import Origins
 from .iterables import Items, items_of, lazy
 from .kept import Kept
 from .layouts import UNBOUND, Layout, spare_room, take_apart
@@ -256,10 +257,14 @@ class _Loop:
         scanned: list[Any] = []
         if self._items is not None and self._plan.needs_item:
             self._items.prepare(self._turn, sources, scanned, self._runtime.values)
-        frame, outputs, state = self._frame(values, targets, scanned)
+        origins = Origins(self._runtime.values, self._runtime.place(self._plan))
+        frame, outputs, state = self._frame(values, targets, scanned, origins)
         kept = Kept(
             zip(self._plan.reads, reads, strict=True), self._plan.volatile, self._runtime.values
         )
+        origins.read(reads, kept.copies)
+        if self._items is not None:
+            origins.iterates(self._items.entry)
         step = make(frame, tuple(sources), *kept.copies)
         del values, targets, make, reads
         final = self._run(step, frame, state, outputs, scanned)
@@ -268,29 +273,29 @@ class _Loop:
             raise self._runtime.place(self._plan).error(
                 f"a function that it calls changes {changed}, a list or dict"
             )
-        leaves_by, found = frame.final(final)
+        volatile = [i for i, n in enumerate(self._plan.state) if n in self._plan.volatile]
+        leaves_by, found = frame.final(final, volatile)
+        origins.forget()
         self._close()
-        return leaves_by, *map(self._released, self._plan.state, found)
-
-    def _released(self, name: str, value: Any) -> Any:
-        """Return a value that the function may change, while the runner still refers to it."""
-        api = self._runtime.values
-        is_copied = name in self._plan.volatile and api.is_array_type(type(value))
-        return api.copied(value) if is_copied else value
+        return leaves_by, *found
 
     def _close(self) -> None:
         self._never = self._is_closed = True
         self._examples, self._seen, self._like = [], None, None
 
     def _frame(
-        self, values: tuple[Any, ...], targets: Sequence[Any], scanned: list[Any]
+        self,
+        values: tuple[Any, ...],
+        targets: Sequence[Any],
+        scanned: list[Any],
+        origins: Origins,
     ) -> tuple[Frame, Outputs | None, Any]:
         plan, api = self._plan, self._runtime.values
         numbers = any(map(api.is_traced_number, _leaves(values)))
         layout, arrays, others = take_apart(values, api, numbers)
-        outputs = self._outputs(targets, numbers)
+        outputs = self._outputs(targets, numbers, origins)
         has_arrays = outputs is not None and outputs.has_arrays
-        is_bare = self._may_be_bare and not others and layout.structure is None and bool(arrays)
+        is_bare = self._may_be_bare and len(values) == len(arrays) == 1 and not layout.structure
         needs_one = not any(map(api.is_tracked, arrays))  # outputs are differentiated, then
         frame = (BareFrame if is_bare else Frame)(
             api,
@@ -302,6 +307,7 @@ class _Loop:
             outputs=outputs,
             scans=bool(scanned) or has_arrays,
             owns_reads=plan.owns_reads,
+            origins=origins,
             at=self._runtime.place(plan),
         )
         state = frame.initial(values, self._turn)
@@ -317,7 +323,9 @@ class _Loop:
             return False
         return self._items is None or not self._plan.needs_item or not self._items.needs_step
 
-    def _outputs(self, targets: Sequence[Any], numbers: bool) -> Outputs | None:
+    def _outputs(
+        self, targets: Sequence[Any], numbers: bool, origins: Origins
+    ) -> Outputs | None:
         plan = self._plan
         if not plan.outputs:
             return None
@@ -334,6 +342,7 @@ class _Loop:
             examples,
             self._runtime.values,
             numbers,
+            origins,
             self._runtime.place(plan),
         )
 
