@@ -1,13 +1,17 @@
-"""Bytes as people write them: "2GB", "512MiB", 4096 and fractions of a whole; numbers of things."""
+"""How people write bytes ("2GB", 4096, fractions of a whole), and how messages write values."""
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
+import reprlib
+from collections.abc import Iterable
 from fractions import Fraction
-from numbers import Integral
+from numbers import Integral, Number
+from typing import Any
 
-__all__ = ["counted", "format_bytes", "parse_budget", "parse_bytes"]
+__all__ = ["counted", "did_you_mean", "format_bytes", "parse_budget", "parse_bytes", "shown"]
 
 _DECIMAL = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -78,3 +82,50 @@ def counted(count: int, what: str) -> str:
     ('1 step', '1,000 steps')
     """
     return f"{count:,} {what}" + "s" * (count != 1)
+
+
+def shown(value: object) -> str:
+    """Write a value that was given for a message: on one short line, whatever it is.
+
+    >>> import numpy as np
+    >>> shown("2 apples"), shown([np.zeros((500, 500))] * 9), shown(np.zeros), shown(dict)
+    ("'2 apples'", '[ndarray of shape (500, 500), ...]', 'function zeros', 'class dict')
+    """
+    return _SHORT.repr(value)
+
+
+class _Short(reprlib.Repr):
+    """Short texts of values; arrays, functions and large objects are named, not printed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxlist, self.maxtuple, self.maxdict = 2, 60, 1, 3, 2
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        if isinstance(x, type):
+            return f"class {x.__qualname__}"
+        kind = type(x).__name__
+        if isinstance(getattr(x, "shape", None), tuple) and not isinstance(x, Number):
+            return f"{kind} of shape {tuple(x.shape)}"
+        if callable(x) and hasattr(x, "__qualname__"):
+            return f"function {x.__qualname__}"
+        try:
+            text = repr(x)
+        except Exception:  # a message about a value must not fail
+            text = "\n"
+        short = "\n" not in text and len(text) <= _LONGEST and " at 0x" not in text
+        return text if short else f"{kind} object"
+
+
+_LONGEST = 80  # of the text of a value, in characters
+_SHORT = _Short()
+
+
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """Return a question to end a message with, if what was given is nearly something known.
+
+    >>> did_you_mean("revlove", ["auto", "revolve"]), did_you_mean("all", ["auto", "revolve"])
+    ("; did you mean 'revolve'?", '')
+    """
+    near = difflib.get_close_matches(given.lower(), known, 1) if isinstance(given, str) else []
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -38,7 +38,7 @@ def test_a_schedule_is_run_as_it_is() -> None:
 
 
 def test_a_schedule_for_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="schedule is for 5 steps, the loop has 6"):
+    with pytest.raises(ValueError, match="schedule must be for 6 steps, got one for 5"):
         LoopOptions(6, None, None, Given(5, (2,)))
 
 

@@ -10,6 +10,7 @@ from ..engines.compiling import uncompiled
 from ..engines.locate import engine_for
 from ..loops import Budget, LoopOptions, ScheduleName
 from ..loops.options import check_budget
+from ..schedules import Schedule
 from ..schedules.check import whole_number
 from ..stores import Store, find_store
 
@@ -24,7 +25,7 @@ def checkpointed_loop(
     num_checkpoints: int | None = None,
     *,
     memory_budget: Budget | None = None,
-    schedule: ScheduleName = "auto",
+    schedule: ScheduleName | Schedule = "auto",
     store: str | Store = "memory",
     progress: bool = False,
 ) -> tuple[Any, Mapping[int, Any]]:
@@ -43,7 +44,9 @@ def checkpointed_loop(
             fraction of what it would take without checkpointing.
         schedule: "auto" measures a step and takes the best schedule for the room that
             `num_checkpoints` states take; "revolve" and "uniform" hold states only, "all" holds
-            every step's tape.
+            every step's tape. A schedule object (`remat.schedules`, or of your own: `steps`,
+            `evaluations` and the actions to iterate over) is checked with
+            `remat.schedules.simulate` and run as it is, without `num_checkpoints`.
         store: Where states are held: "memory", rounded to "bfloat16" or "float16" (half the bytes,
             and gradients that are no longer exact), or "disk". With "disk" and "auto" the
             `num_checkpoints` states in memory are joined by as many on disk as pay off.
@@ -79,7 +82,7 @@ def checkpointed_scan(
     num_checkpoints: int | None = None,
     *,
     memory_budget: Budget | None = None,
-    schedule: ScheduleName = "auto",
+    schedule: ScheduleName | Schedule = "auto",
     store: str | Store = "memory",
     progress: bool = False,
 ) -> tuple[Any, Any]:

@@ -9,20 +9,31 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from ..errors import BudgetTooSmallError
 from ..schedules import (
+    Account,
     Action,
     Advance,
     Backward,
+    Blocks,
     Disk,
+    Drop,
+    Given,
+    IllegalMoveError,
+    Mixed,
+    Multistage,
+    Restore,
     Revolve,
     Save,
     Schedule,
+    Staged,
     StoreAll,
     Tape,
+    Tier,
     Uniform,
     compute_checkpoint_positions,
     plan_loop,
+    simulate,
 )
-from ..schedules.check import whole_number
+from ..schedules.check import one_of, whole_number
 from ..schedules.choose import default_checkpoints
 from ..sizes import format_bytes, parse_budget
 from ..stores import DiskStore, MemoryStore, Store
@@ -61,26 +72,48 @@ class LoopOptions:
     memory_budget: Budget | None
     schedule: ScheduleName | Schedule  # a schedule: to be run as it is, whatever a step takes
     store: Store = field(default_factory=MemoryStore)
+    _is_on_disk: bool = field(default=False, init=False)  # whether a given schedule uses disk slots
 
     def __post_init__(self) -> None:
         whole_number(self.steps, "seq_length")
         if self.num_checkpoints is not None:
             whole_number(self.num_checkpoints, "num_checkpoints")
         check_budget(self.num_checkpoints, self.memory_budget)
-        if isinstance(self.schedule, Schedule):
-            if self.schedule.steps != self.steps:
-                raise ValueError(
-                    f"schedule is for {self.schedule.steps} steps, the loop has {self.steps}"
-                )
+        if isinstance(self.schedule, Schedule) and not isinstance(self.schedule, type):
+            self._check_given(self.schedule)
             return
-        if self.schedule not in get_args(ScheduleName):
-            names = ", ".join(map(repr, get_args(ScheduleName)))
-            raise ValueError(f"schedule is one of {names}, got {self.schedule!r}")
+        one_of(self.schedule, "schedule", get_args(ScheduleName), other=", or a schedule object")
         if self.schedule == "all" and not isinstance(self.store, MemoryStore):
             raise ValueError(
                 f'schedule="all" holds tapes, which stay in memory, and no states; store is '
                 f'{self.store!r}: leave it out, or use schedule="auto"'
             )
+
+    def _check_given(self, schedule: Schedule) -> None:
+        """Refuse a schedule that does not go back through every step of this loop."""
+        for name in ("num_checkpoints", "memory_budget"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"schedule says what is held: leave {name} out, got {getattr(self, name)!r}"
+                )
+        steps = whole_number(schedule.steps, "schedule.steps")
+        if steps != self.steps:
+            raise ValueError(f"schedule must be for {self.steps} steps, got one for {steps}")
+        try:
+            own = type(schedule) in _OWN
+            account = _simulated(schedule) if own else simulate(schedule, steps)  # type: ignore[arg-type]
+        except IllegalMoveError as error:
+            raise ValueError(
+                f"schedule must go back through every step from the last to the first: {error}; "
+                "remat.schedules.simulate checks one"
+            ) from error
+        on_disk = account.writes[Tier.DISK] > 0
+        if on_disk and not isinstance(self.store, DiskStore):
+            raise ValueError(
+                'schedule holds states on disk (Tier.DISK), so store must be "disk" or a '
+                f"DiskStore, got {self.store!r}"
+            )
+        object.__setattr__(self, "_is_on_disk", on_disk)
 
     @property
     def is_planned(self) -> bool:
@@ -89,7 +122,12 @@ class LoopOptions:
 
     @property
     def has_two_tiers(self) -> bool:
-        """Whether states are held in memory and on disk; a fixed schedule has all on disk."""
+        """Whether states are held in memory and on disk; a fixed schedule has all on disk.
+
+        A given schedule says it itself.
+        """
+        if self.is_planned:
+            return self._is_on_disk
         return isinstance(self.store, DiskStore) and self.schedule == "auto"
 
     @property
@@ -188,14 +226,40 @@ class LoopOptions:
 
 
 def _forward_actions(schedule: Schedule) -> Iterator[Action]:
-    """Generate what a schedule does before backward, without tapes."""
+    """Generate what a schedule does before backward, without tapes: each step runs once.
+
+    What it does after it has gone back to an earlier state is left out.
+    """
+    at, reached = 0, 0
+    held: set[tuple[int, Tier]] = set()
     for action in schedule:
-        if isinstance(action, Tape | Backward):
-            yield Advance(action.step, action.step + 1)
-        else:
-            yield action
+        match action:
+            case Advance(_, stop):
+                at = stop
+            case Tape(step) | Backward(step):
+                at = step + 1
+            case Restore(step):
+                at = step
+            case Save(step, tier) if step == reached:
+                held.add((step, tier))
+                yield action
+            case Drop(step, tier) if (step, tier) in held:
+                held.remove((step, tier))
+                yield action
+        if at > reached:
+            yield Advance(reached, at)
+            reached = at
         if isinstance(action, Backward):
             return
+
+
+# Immutable, so that they are simulated once.
+_OWN = (Blocks, Given, Mixed, Multistage, Revolve, Staged, StoreAll, Uniform)
+
+
+@lru_cache(maxsize=32)
+def _simulated(schedule: Schedule) -> Account:
+    return simulate(schedule, schedule.steps)
 
 
 @lru_cache(maxsize=32)

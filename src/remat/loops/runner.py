@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, assert_never
 
 from ..errors import RecomputeMismatchError
-from ..schedules import Action, Advance, Backward, Drop, Restore, Save, Tape, Tier
+from ..schedules import Action, Advance, Backward, Drop, IllegalMoveError, Restore, Save, Tape, Tier
 from ..stores import RoundingShelf, Shelf
 from .protocols import Gradient, Held, LoopObserver, Recorded, State, StepOperations
 
@@ -204,11 +204,13 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
             self._load(0, Tier.CALLER)
         for action in self._actions:
             if isinstance(action, Backward):
+                self._refuse_unless(action.step == self.steps - 1, self.steps)
                 self._last = self._recorded(action.step)
                 self.can_go_backward = True
                 return self.operations.after(self._last.tape)
             self._act(action)
-        return self._held_state()  # without backward: the loop ends where the actions end
+        self._refuse_unless(self._at == self.steps, self.steps)
+        return self._held_state()  # without backward
 
     def forward_while(
         self,
@@ -262,13 +264,23 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
             if not isinstance(action, Backward):
                 self._act(action)
             elif action.step < done:  # otherwise it was recorded together with later steps
+                self._refuse_unless(action.step == done - 1, done)
                 tape, start, began = self._recorded(action.step)
                 if following is not None:
                     self._compare(self.operations.after(tape), began, following, origin, done)
                 following, origin = self.operations.before(tape), began
                 gradient, done = self._backward_steps(tape, gradient, start, done), start
                 del tape
+        self._refuse_unless(done == 0, done)
         return gradient
+
+    def _refuse_unless(self, right: bool, done: int) -> None:
+        """Raise if a schedule is not the one that was checked: its gradient would be wrong."""
+        if not right:
+            raise IllegalMoveError(
+                f"the schedule went on or ended with steps 0 to {done - 1} of {self.steps} still "
+                "ahead; it must give the same actions every time that it is iterated"
+            )
 
     def _backward_steps(
         self, recorded: Recorded, gradient: Gradient, start: int, stop: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import assert_never, get_args
 
 from ..errors import RematError
@@ -77,6 +78,8 @@ class _Judge:
 
     def act(self, action: Action) -> None:
         _refuse_if(type(action) not in _KINDS, "this is no action")
+        whole = all(isinstance(p, int | Integral) for p in action if type(p) is not Tier)
+        _refuse_if(not whole, "positions must be whole numbers")
         # Whatever an action does, it does to one step: only that tape and the next may share more
         # or less than before.
         step = action[0]
