@@ -14,6 +14,7 @@ from .test_cli import _in_an_empty_folder, png_size, run  # noqa: F401  (a fixtu
 torch = pytest.importorskip("torch")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "budget"), [("gpt", 0.5), ("resnet", 0.5)])
 def test_a_network_is_trained_within_its_budget(capfd, model, budget, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

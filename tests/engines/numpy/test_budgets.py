@@ -268,6 +268,7 @@ WAVE = "lambda x: wave(x, 20), np.linspace(0.1, 1, 1 << 18).reshape(512, 512)"
 LONG_WAVE = "lambda x: wave(x, 50), np.linspace(0.1, 1, 1 << 17).reshape(256, 512)"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     # A plain gradient takes 400 MB, 170 MB and 210 MB. For the last one planning takes 10 MB.

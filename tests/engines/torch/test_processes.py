@@ -195,6 +195,7 @@ def work(rank: int, store: str) -> list[str]:
     return different
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path) -> None:
     store = (tmp_path / "store").as_uri()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
