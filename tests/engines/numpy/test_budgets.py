@@ -313,9 +313,9 @@ def test_budgets_of_threads_are_their_own() -> None:
     inside, left = threading.Barrier(2), threading.Event()
 
     def f(x: Any) -> Any:
-        inside.wait(10)
+        inside.wait(600)
         if threading.current_thread() is not first:
-            left.wait(10)
+            left.wait(600)
         return np.sum(np.sin(np.cos(x)))
 
     gradient, errors = remat.grad(f, memory_budget="100MB"), []
