@@ -13,8 +13,10 @@ from hypothesis import settings
 from remat.plans import graph
 
 # How long one example takes says nothing on a shared machine.
-settings.register_profile("remat", parent=settings.default, deadline=None)
-settings.load_profile("remat")
+settings.register_profile("all", parent=settings.default, deadline=None)
+settings.register_profile(
+    "sample", parent=settings.get_profile("all"), max_examples=30, derandomize=True, database=None
+)
 
 # On some virtual machines PyTorch itself dies of an illegal instruction: oneDNN believes that there
 # is AMX. It is read when oneDNN is first used, so this is early enough. (The Makefile has it, too.)
@@ -28,6 +30,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all", action="store_true", help="run slow tests too, and all parameter sets of matrices"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("all" if config.getoption("--all") else "sample")
 
 
 @pytest.hookimpl(trylast=True)  # of what `-k` and `-m` leave
