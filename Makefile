@@ -8,12 +8,20 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # No AMX: on some virtual machines PyTorch dies of it (tests/conftest.py says more).
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
-.PHONY: demo test test-integrations lint types imports tests fuzz bench clean
+# As many workers as there are cores; whoever is done takes tests from the others.
+PYTEST := $(BIN)/pytest --numprocesses=auto --dist=worksteal
+
+.PHONY: demo test test-all test-integrations lint types imports tests fuzz bench clean
 
 demo: $(VENV)/.demo                ## differentiate a long simulation in a few percent of the memory
 	$(BIN)/remat demo
 
-test: lint types imports tests     ## everything that has to pass
+test: lint types imports tests     ## every feature against an oracle, in five minutes
+
+test-all: lint types imports $(VENV)/.integrations fuzz  ## matrices in full, slow tests, coverage, fuzzers
+	$(PYTEST) --all --cov --cov-report=term-missing:skip-covered
+	$(BIN)/python -m tests.engines.numpy.fuzz --count $(N) --seed $(or $(SEED),0)
+	$(BIN)/python -m tests.source.random_loops $(N) $(or $(SEED),0)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -26,10 +34,10 @@ imports: $(VENV)/.test
 	$(BIN)/lint-imports
 
 tests: $(VENV)/.test
-	$(BIN)/pytest --numprocesses=auto --dist=worksteal --ignore=tests/distributed --cov --cov-report=term-missing:skip-covered
+	$(PYTEST) --ignore=tests/integrations --ignore=tests/distributed
 
 test-integrations: $(VENV)/.integrations  ## several processes; Transformers, Diffusers, PEFT, Accelerate, Lightning
-	$(BIN)/pytest --numprocesses=auto --dist=worksteal tests/integrations tests/distributed
+	$(PYTEST) --all tests/integrations tests/distributed
 
 N ?= 1000
 fuzz: $(VENV)/.test                ## N random programs against plain autograd: make fuzz N=10000 SEED=7

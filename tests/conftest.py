@@ -1,7 +1,11 @@
 """What holds for all tests."""
 
+import gc
 import os
 import signal
+import sys
+from collections import defaultdict
+from hashlib import sha256
 
 import pytest
 from hypothesis import settings
@@ -9,12 +13,88 @@ from hypothesis import settings
 from remat.plans import graph
 
 # How long one example takes says nothing on a shared machine.
-settings.register_profile("remat", parent=settings.default, deadline=None)
-settings.load_profile("remat")
+settings.register_profile("all", parent=settings.default, deadline=None)
+settings.register_profile(
+    "sample", parent=settings.get_profile("all"), max_examples=30, derandomize=True, database=None
+)
 
 # On some virtual machines PyTorch itself dies of an illegal instruction: oneDNN believes that there
 # is AMX. It is read when oneDNN is first used, so this is early enough. (The Makefile has it, too.)
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+
+MATRIX, SHARE = 16, 8  # of a test with more parameter sets than 16, one in 8 is run
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all", action="store_true", help="run slow tests too, and all parameter sets of matrices"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("all" if config.getoption("--all") else "sample")
+
+
+@pytest.hookimpl(trylast=True)  # of what `-k` and `-m` leave
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out slow tests and most of large matrices: `make test-all` and node ids have them."""
+    if config.getoption("--all") or any("::" in argument for argument in config.args):
+        return
+    matrices = defaultdict(list)
+    for item in items:
+        matrices[item.nodeid.partition("[")[0]].append(item)
+    chosen = {item for matrix in matrices.values() for item in _sample(matrix)}
+    chosen -= {item for item in chosen if item.get_closest_marker("slow")}
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
+
+
+def _sample(matrix: list[pytest.Item]) -> list[pytest.Item]:
+    """Choose by a hash of the name, so that the same ones are run everywhere and always.
+
+    Every value of every argument is among them, arguments aside that are others in (nearly) every
+    set: a list of programs times a list of ways to run them has each program and each way.
+    """
+    if len(matrix) <= MATRIX:
+        return matrix
+    numbers = {item: int(sha256(item.nodeid.encode()).hexdigest(), 16) for item in matrix}
+    values = {item: set(_arguments(item).items()) for item in matrix}
+    arguments = defaultdict(set)
+    for argument, value in set().union(*values.values()):
+        arguments[argument].add(value)
+    wanted = {
+        (argument, value)
+        for argument, found in arguments.items()
+        if 3 * len(found) <= len(matrix)
+        for value in found
+    }
+    chosen = []
+    for item in sorted(matrix, key=numbers.__getitem__):
+        if numbers[item] % SHARE == 0 or values[item] & wanted or len(chosen) < 4:
+            chosen.append(item)
+            wanted -= values[item]
+    return chosen
+
+
+def _arguments(item: pytest.Item) -> dict[str, object]:
+    """Return what tells the values of each argument of a test apart."""
+    found = item.callspec.params  # type: ignore[attr-defined]
+    plain = (str, int, float, bool, type(None))
+    return {name: v if isinstance(v, plain) else id(v) for name, v in found.items()}
+
+
+_modules = 0  # how many were loaded when the garbage collector was last told to pass them over
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Hide modules from the garbage collector: with PyTorch, each full collection takes 0.3 s."""
+    global _modules  # noqa: PLW0603 (as long as the process)
+    if len(sys.modules) > _modules + 100:  # PyTorch loads its compiler when it is first needed
+        gc.collect()
+        gc.freeze()
+        _modules = len(sys.modules)
 
 
 @pytest.fixture(autouse=True)

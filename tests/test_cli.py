@@ -260,7 +260,7 @@ def test_a_demo_from_the_shell(tmp_path):
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=600,
     )
     for words in ("peak memory", "time", "gradient difference", "the same gradient"):
         assert words in done.stdout

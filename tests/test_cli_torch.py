@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import remat
 from remat import cli, training_demo
 
 from .test_cli import _in_an_empty_folder, png_size, run  # noqa: F401  (a fixture for all)
@@ -14,6 +15,7 @@ from .test_cli import _in_an_empty_folder, png_size, run  # noqa: F401  (a fixtu
 torch = pytest.importorskip("torch")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "budget"), [("gpt", 0.5), ("resnet", 0.5)])
 def test_a_network_is_trained_within_its_budget(capfd, model, budget, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -28,6 +30,30 @@ def test_a_network_is_trained_within_its_budget(capfd, model, budget, monkeypatc
     assert found["loss_difference"] == 0
     assert f"{model}, plain" in err
     assert min(png_size(Path(found["plot"]))) > 300
+
+
+def small_network():
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (torch.nn.Linear(32, 32), torch.nn.GELU())]
+    return torch.nn.Sequential(*layers, torch.nn.Flatten(0), torch.nn.Linear(32 * 256, 1)), (
+        torch.randn(256, 32)
+    )
+
+
+def test_a_small_network_is_trained_within_its_budget(monkeypatch):
+    """As the test above, in this process: peaks are those that remat counts."""
+    plain_peak = remat.memory_report(*small_network()).peak_bytes
+
+    def here(demo, budget):
+        report = training_demo._train(demo.model, demo.steps, budget)
+        return {**report, "peak_bytes": plain_peak if budget is None else budget}
+
+    monkeypatch.setattr(training_demo, "_in_fresh_process", here)
+    monkeypatch.setattr(training_demo, "_gpt", small_network)
+    found = training_demo.run_training_demo(training_demo.TrainingDemo("gpt", 0.6, 4))
+    assert found.budget_bytes == int(0.6 * plain_peak)
+    assert found.loss_difference == 0
+    assert found.as_dict()["memory_ratio"] == pytest.approx(0.6, rel=0.01)
 
 
 def test_the_table_of_a_training(capfd, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,26 +14,38 @@ from remat.integrations import MissingPackageError, require
 
 NAMES = ["transformers", "diffusers", "peft", "accelerate", "lightning", "timm"]
 # As if nothing of them was installed, whatever is.
-WITHOUT = """\
-import sys
-for name in {names!r} + ["pytorch_lightning"]:
+WITHOUT = f"""\
+import importlib, json, sys
+for name in {NAMES!r} + ["pytorch_lightning"]:
     sys.modules[name] = None
-try:
-    import remat.integrations.{name}
-except ImportError as error:
-    print(type(error).__name__, isinstance(error, __import__("remat").RematError), error)
+said = {{}}
+for name in {NAMES!r}:
+    try:
+        importlib.import_module(f"remat.integrations.{{name}}")
+    except ImportError as error:
+        is_ours = isinstance(error, sys.modules["remat"].RematError)
+        said[name] = [type(error).__name__, is_ours, str(error)]
+print(json.dumps(said))
 """
 
 
+@pytest.fixture(scope="module")
+def said() -> dict[str, tuple[str, bool, str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_a_missing_package_is_named(name) -> None:
-    code = WITHOUT.format(names=NAMES, name=name)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("MissingPackageError True"), done.stderr
-    assert 'pip install "' in done.stdout
+def test_a_missing_package_is_named(name, said) -> None:
+    kind, is_ours, text = said[name]
+    assert (kind, is_ours) == ("MissingPackageError", True)
+    assert 'pip install "' in text
     # (what PEFT is used with is asked for first)
     wanted = "transformers" if name == "peft" else name
-    assert f"remat.integrations.{wanted} needs {wanted}" in done.stdout
+    assert f"remat.integrations.{wanted} needs {wanted}" in text
 
 
 def test_a_package_that_is_too_old() -> None:

@@ -294,7 +294,7 @@ def peak_of(call) -> int:
 
 
 def test_memory_is_that_of_the_checkpoints_and_one_part() -> None:
-    x = np.ones((40_000, SIZE))
+    x = np.ones((8_000, SIZE))
     W = weights(64)
 
     def gradient(run):

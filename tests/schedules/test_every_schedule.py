@@ -102,7 +102,7 @@ def test_has_no_recursion_that_grows_with_the_steps(schedule: Schedule) -> None:
 @pytest.mark.parametrize(
     "schedule",
     [
-        Revolve(200_000, 30),
+        Revolve(60_000, 30),
         Revolve(30_000, 2),
         Uniform(30_000, 30),
         StoreAll(30_000),

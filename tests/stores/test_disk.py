@@ -156,7 +156,7 @@ class Gate:
 
         def write_file(*args):
             self.started.release()
-            assert self.passes.acquire(timeout=20)
+            assert self.passes.acquire(timeout=600)
             self.written += 1
             return real(*args)
 
@@ -189,7 +189,7 @@ def test_at_most_two_wait_in_memory(store, monkeypatch) -> None:
     thread = threading.Thread(target=put_many)
     thread.start()
     for written in range(6):
-        assert gate.started.acquire(timeout=20)
+        assert gate.started.acquire(timeout=600)
         time.sleep(0.01)  # time to do wrong
         assert len(done) <= written + 2
         assert sum(c.parts is not None for c in list(shelf._held.values())) <= 2
@@ -205,7 +205,7 @@ def test_a_checkpoint_that_is_dropped_before_its_turn_is_not_written(store, monk
     gate = Gate(monkeypatch)
     shelf = store.open(NumpyArrays())
     shelf.put(0, [np.ones(3)])
-    assert gate.started.acquire(timeout=20)
+    assert gate.started.acquire(timeout=600)
     shelf.put(1, [np.ones(3)])
     shelf.drop(1)
     shelf.drop(0)  # while it is being written

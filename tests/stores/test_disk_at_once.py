@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,11 @@ from remat.engines.numpy.arrays import NumpyArrays
 from remat.stores import DiskStore, async_writer
 
 pytestmark = pytest.mark.at_once
+
+
+@pytest.fixture(autouse=True)
+def a_fast_disk(monkeypatch) -> None:
+    monkeypatch.setattr(async_writer, "_SLOW", 1e9)  # however busy it is
 
 
 @pytest.fixture
@@ -33,8 +37,7 @@ def files_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size >= 80]
 
 
-def test_there_is_no_thread_and_nothing_waits(shelf, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(async_writer, "_SLOW", 1e9)  # however busy the disk is
+def test_there_is_no_thread_and_nothing_waits(shelf, tmp_path: Path) -> None:
     known = {key: np.random.default_rng(key).random(10) for key in range(5)}
     for key, array in known.items():
         shelf.put(key, [array])
@@ -63,9 +66,9 @@ def test_a_slow_disk_is_left_to_the_thread(shelf, monkeypatch) -> None:
 
     def slowly(*args):
         waited.append(threading.current_thread().name)
-        time.sleep(2 * async_writer._SLOW)
         return write(*args)
 
+    monkeypatch.setattr(async_writer, "_SLOW", 0.0)  # any disk is slower
     monkeypatch.setattr(async_writer, "write_file", slowly)
     for key in range(3):
         shelf.put(key, [np.full(10, float(key))])

@@ -39,7 +39,7 @@ def run(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-W", "ignore", "-c", program, str(directory)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
 
@@ -238,7 +238,7 @@ def test_closing_frees_what_waits(tmp_path: Path, monkeypatch) -> None:
 
     def write_file(*args):
         started.set()
-        assert go_on.wait(20)
+        assert go_on.wait(600)
         return real(*args)
 
     monkeypatch.setattr(async_writer, "write_file", write_file)
@@ -248,7 +248,7 @@ def test_closing_frees_what_waits(tmp_path: Path, monkeypatch) -> None:
     for key in range(2):
         shelf.put(key, [arrays[key]])
     del arrays
-    assert started.wait(20)
+    assert started.wait(600)
     threading.Timer(0.05, go_on.set).start()
     shelf.close()
     gc.collect()
@@ -262,7 +262,7 @@ def test_a_shelf_that_is_collected_by_its_own_thread(tmp_path: Path, monkeypatch
 
     def write_file(*args):
         done = real(*args)
-        gone.wait(20)
+        gone.wait(600)
         gc.collect()  # finds the cycle that the shelf is in
         collected.set()
         return done
@@ -277,7 +277,7 @@ def test_a_shelf_that_is_collected_by_its_own_thread(tmp_path: Path, monkeypatch
         thread = shelf._writer._thread
         del shelf
         gone.set()
-        assert collected.wait(20)
+        assert collected.wait(600)
         thread.join(20)
     finally:
         gc.enable()

@@ -268,6 +268,7 @@ WAVE = "lambda x: wave(x, 20), np.linspace(0.1, 1, 1 << 18).reshape(512, 512)"
 LONG_WAVE = "lambda x: wave(x, 50), np.linspace(0.1, 1, 1 << 17).reshape(256, 512)"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     # A plain gradient takes 400 MB, 170 MB and 210 MB. For the last one planning takes 10 MB.
@@ -312,9 +313,9 @@ def test_budgets_of_threads_are_their_own() -> None:
     inside, left = threading.Barrier(2), threading.Event()
 
     def f(x: Any) -> Any:
-        inside.wait(10)
+        inside.wait(600)
         if threading.current_thread() is not first:
-            left.wait(10)
+            left.wait(600)
         return np.sum(np.sin(np.cos(x)))
 
     gradient, errors = remat.grad(f, memory_budget="100MB"), []

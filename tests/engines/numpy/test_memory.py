@@ -123,6 +123,7 @@ print(status("VmHWM") - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("schedule", ["auto", "revolve", "uniform"])
 def test_small_states_keep_to_the_budget_by_the_operating_system(schedule) -> None:

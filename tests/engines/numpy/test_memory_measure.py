@@ -71,12 +71,12 @@ def test_the_last_of_several_threads_switches_off() -> None:
     def other() -> None:
         with traced_memory():
             inside.set()
-            leave.wait(20)
+            leave.wait(600)
 
     thread = threading.Thread(target=other)
     with traced_memory():
         thread.start()
-        inside.wait(20)
+        inside.wait(600)
     assert tracemalloc.is_tracing()
     leave.set()
     thread.join()

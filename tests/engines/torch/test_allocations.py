@@ -92,6 +92,7 @@ def high_water_is_told() -> bool:
     return os.access(clear, os.W_OK) and "VmHWM:" in status.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not high_water_is_told(), reason="needs the system's high-water mark")
 @pytest.mark.parametrize("rows", [4096, 8192])
 def test_memory_saved_is_what_the_system_measures_though_gradients_are_yet_to_come(rows) -> None:

@@ -76,7 +76,7 @@ def test_nobody_gets_a_guard_that_another_has() -> None:
 
     def take(_: int) -> object:
         guard = guards.take()
-        together.wait(10)
+        together.wait(600)
         return guard
 
     with ThreadPoolExecutor(at_once) as pool:

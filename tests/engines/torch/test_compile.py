@@ -66,6 +66,7 @@ def test_a_compiled_part_inside_of_a_region(api) -> None:
     assert_same(found, expected)
 
 
+@pytest.mark.slow
 def test_inductor_inside_of_a_region() -> None:
     made = inputs()
 

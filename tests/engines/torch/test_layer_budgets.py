@@ -181,6 +181,7 @@ def measured(budget: int | None) -> list[int]:
     return [int(line) for line in found.stdout.split()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs /proc")
 def test_the_operating_system_sees_no_more_than_the_budget() -> None:
     plain = measured(None)[-1]

@@ -45,7 +45,7 @@ def gradient(run, number: int, *, wait=lambda: None) -> torch.Tensor:
 def test_regions_in_several_threads(api) -> None:
     """All are open at the same time, and each is right."""
     count = 4
-    barrier = threading.Barrier(count, timeout=20)
+    barrier = threading.Barrier(count, timeout=600)
     with ThreadPoolExecutor(count) as pool:
         found = list(pool.map(lambda n: gradient(APIS[api], n, wait=barrier.wait), range(count)))
     for number, one in enumerate(found):
@@ -54,7 +54,7 @@ def test_regions_in_several_threads(api) -> None:
 
 def test_one_scope_object_in_several_threads() -> None:
     scope = remat.CheckpointScope("shared")
-    barrier = threading.Barrier(3, timeout=20)
+    barrier = threading.Barrier(3, timeout=600)
 
     def run(f, x):
         with scope:
@@ -70,7 +70,7 @@ def test_shared_parameters_in_several_threads() -> None:
     """Threads read the same weights at the same time, as in inference servers and data parallel."""
     layer = nn.Linear(8, 8)
     inputs = [torch.randn(4, 8) for _ in range(4)]
-    barrier = threading.Barrier(4, timeout=20)
+    barrier = threading.Barrier(4, timeout=600)
 
     def one(x):
         def f(x):
@@ -109,7 +109,7 @@ def test_two_threads_walk_back_through_one_region(api) -> None:
     weight, x = model_and_input(1)
     a, b = APIS[api](lambda x: ((x @ weight).sin().exp(), (x @ weight).cos().tanh()), x)
     c = (a * b).sin()
-    barrier = threading.Barrier(4, timeout=20)
+    barrier = threading.Barrier(4, timeout=600)
 
     def one(_):
         barrier.wait()

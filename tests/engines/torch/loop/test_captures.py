@@ -467,7 +467,7 @@ def gradient_of_a_thread(run, number, wait=lambda: None):
 @ALL
 def test_loops_in_several_threads(schedule) -> None:
     count = 3
-    barrier = threading.Barrier(count, timeout=20)
+    barrier = threading.Barrier(count, timeout=600)
     once = threading.local()
 
     def wait():
