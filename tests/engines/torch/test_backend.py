@@ -5,12 +5,17 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import subprocess
+import sys
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from textwrap import dedent
 from threading import Barrier
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 import remat
 from remat.engines.torch import backend
@@ -102,26 +107,89 @@ def test_a_replay_that_fails_leaves_nothing_excluded() -> None:
     assert torch.equal(x.grad, plain.grad)
 
 
-def test_a_version_of_pytorch_that_lacks_names_is_told_which(monkeypatch) -> None:
-    monkeypatch.delattr(torch._C, "_current_graph_task_id")
-    monkeypatch.delattr(torch._C, "_AutoDispatchBelowADInplaceOrView")
+def loaded_again():
+    """Return the module as it would be with what this version of PyTorch has now."""
     spec = importlib.util.find_spec("remat.engines.torch.backend")
     module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "purpose", "use"),
+    [
+        ("_C", "_current_graph_task_id", "identifies the", lambda b: b.current_graph_task()),
+        ("_C", "_AutoDispatchBelowADInplaceOrView", "calls ops", lambda b: b.below_autograd()),
+        (
+            "_C", "_current_autograd_node", "tells whose",
+            lambda b: b.is_custom_function_in_backward(),
+        ),
+        ("_C", "DispatchKeySet", "a set of dispatch keys", lambda b: b.replaying.take()),
+        ("_C", "DispatchKey", "names dispatch keys", lambda b: b.without_dispatch_modes()),
+    ],
+)
+def test_a_name_that_pytorch_lacks_is_told_where_it_is_needed(
+    monkeypatch, path, name, purpose, use
+) -> None:
+    monkeypatch.delattr(getattr(torch, path), name)
+    module = loaded_again()
     with pytest.raises(remat.UnsupportedError) as raised:
-        spec.loader.exec_module(module)
+        use(module)
     message = str(raised.value)
-    assert torch.__version__ in message
-    assert "torch._C._current_graph_task_id (identifies the backward pass" in message
-    assert "torch._C._AutoDispatchBelowADInplaceOrView (calls ops below autograd" in message
-    assert "_push_on_torch_dispatch_stack" not in message
+    assert f"{torch.__version__} lacks torch.{path}.{name} ({purpose}" in message
+    assert "or a newer remat" in message
 
 
-def test_a_version_of_pytorch_that_lacks_an_attribute_is_told_which(monkeypatch) -> None:
-    monkeypatch.delattr(torch.autograd.graph.Node, "_sequence_nr")
-    spec = importlib.util.find_spec("remat.engines.torch.backend")
-    module = importlib.util.module_from_spec(spec)
-    with pytest.raises(remat.UnsupportedError, match=r"_sequence_nr of Node \(orders the nodes"):
-        spec.loader.exec_module(module)
+def test_an_attribute_that_pytorch_lacks_is_told_when_recording_begins(monkeypatch) -> None:
+    monkeypatch.delattr(torch.ops.aten.add.Tensor, "_overloadpacket")
+    module = loaded_again()
+    with pytest.raises(remat.UnsupportedError, match=r"_overloadpacket of OpOverload \(the op"):
+        module.push_dispatch_mode(None)
+
+
+def test_the_engine_is_imported_without_many_of_the_names() -> None:
+    """In a process of its own, because modules of the engine would keep the names."""
+    code = """
+        import torch
+        torch.optim.SGD([torch.ones(1)])  # which loads the compiler
+
+        del torch._C._push_on_torch_dispatch_stack, torch._C._AutoDispatchBelowADInplaceOrView
+        del torch._C._VariableFunctions, torch._C._nn, torch._C._dynamo.eval_frame
+        del torch._C._SetExcludeDispatchKeyGuard, torch._C._current_autograd_node
+        import remat
+
+        x = torch.ones(2, requires_grad=True)
+        remat.checkpointed_loop(lambda s: s.sin(), x, 5, 2)[0].sum().backward()
+        assert x.grad is not None
+        try:
+            remat.checkpoint(lambda x: x.sin(), x)
+        except remat.UnsupportedError as error:
+            assert "_push_on_torch_dispatch_stack (enters the recorder" in str(error), error
+        else:
+            raise AssertionError("not refused")
+        torch.randn(3)  # nothing is left on
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(code)], text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_old_pytorch_is_refused_with_a_remedy(monkeypatch) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.7.1+cpu"))
+    with pytest.raises(
+        remat.UnsupportedError, match=r"needs PyTorch [\d.]+ or newer; this is 2\.7\.1.*pip install"
+    ):
+        loaded_again()
+
+
+def test_a_newer_pytorch_is_not(monkeypatch) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion("3.1.0a0+gitabc"))
+    loaded_again()
+
+
+def test_the_lower_bound_is_that_of_the_package() -> None:
+    project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())["project"]
+    lowest = ".".join(map(str, backend.LOWEST))
+    assert project["optional-dependencies"]["torch"] == [f"torch>={lowest}"]
 
 
 # -- where private names stand ---------------------------------------------------------------------

@@ -107,7 +107,7 @@ def test_what_hooks_would_lose_is_refused(api) -> None:
 
     x = torch.ones(3, 3, requires_grad=True)
     with pytest.raises(remat.UnsupportedError, match=r"lose its class Twice.*as_subclass"):
-        APIS[api](f, x)
+        APIS[api](f, x).sum().backward()
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -119,7 +119,29 @@ def test_attributes_that_hooks_would_lose_are_refused(api) -> None:
 
     x = torch.ones(3, 3, requires_grad=True)
     with pytest.raises(remat.UnsupportedError, match=r"lose attributes.*keep the rest on ctx"):
-        APIS[api](f, x)
+        APIS[api](f, x).sum().backward()
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("kind", [Tensor, Twice])
+def test_ops_of_pytorch_do_not_need_what_hooks_lose(kind, api) -> None:
+    """Only a custom Function would miss the class and the attributes of what it saves."""
+    leaf = torch.full((3, 3), 0.5).as_subclass(kind)
+    leaf.scale = 3.0
+
+    def f(x):
+        w = x.exp().as_subclass(kind)
+        w.scale = 3.0
+        frozen = w.detach().sin().as_subclass(kind)
+        frozen.scale = 3.0
+        return (w.sin() * leaf * frozen).as_subclass(Tensor)
+
+    def gradient_of(run) -> Tensor:
+        x = torch.ones(3, 3, requires_grad=True)
+        run(f, x).sum().backward()
+        return x.grad
+
+    assert torch.equal(gradient_of(APIS[api]), gradient_of(lambda f, x: f(x)))
 
 
 @pytest.mark.parametrize("api", APIS)

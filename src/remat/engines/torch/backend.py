@@ -1,6 +1,8 @@
-"""Every private name of PyTorch that remat uses, and what it is for. Checked with PyTorch 2.13.
+"""Every private name of PyTorch that remat uses, and what it is for. Checked with 2.13 to 2.15.
 
-For a new version of PyTorch this is the one file to check: importing it names what is missing.
+For a new version of PyTorch this is the one file to check. A name that is missing there does not
+prevent the import: what needs it raises an error that names it. What can be asked for by behaviour
+is not looked up by name.
 Private attributes of objects (`tensor._version`) are used where they are needed, because a function
 call would cost as much as a small op. `ATTRIBUTES` lists them. A test finds other private names.
 """
@@ -10,9 +12,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,6 +25,7 @@ __all__ = [
     "ATTRIBUTES",
     "FLASH_ATTENTION_CPU",
     "FUNCTIONS",
+    "LOWEST",
     "MODULE_CALL",
     "NN_FUNCTIONS",
     "OBSERVING_MODES",
@@ -46,6 +49,7 @@ __all__ = [
     "dispatch_mode_stack",
     "function_mode_stack",
     "has_global_module_hooks",
+    "is_custom_function_in_backward",
     "is_flat_parameter",
     "is_fsdp_loaded",
     "is_functorch_tensor",
@@ -75,21 +79,46 @@ __all__ = [
 ]
 
 Guard = AbstractContextManager[None]
-_missing: list[str] = []
+
+LOWEST = (2, 10)  # as in pyproject.toml
+if torch.__version__ < LOWEST:
+    raise UnsupportedError(
+        f"remat needs PyTorch {'.'.join(map(str, LOWEST))} or newer; this is {torch.__version__}. "
+        "Install a newer PyTorch: pip install --upgrade torch"
+    )
+
+
+class _Missing:
+    """Stands for a private name that this version of PyTorch lacks: using it raises an error."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(
+            f"remat uses private names of PyTorch; {torch.__version__} lacks {self._what}. "
+            "Use a PyTorch that remat's CHANGELOG names, or a newer remat"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what Python itself looks for
+            raise AttributeError(name)
+        self()
 
 
 def _private(path: str, purpose: str) -> Any:
-    """Return a private name of PyTorch. Missing names are collected for one error."""
+    """Return a private name of PyTorch, or what raises when it is used."""
     try:
         return attrgetter(path)(torch)
     except AttributeError:
-        _missing.append(f"torch.{path} ({purpose})")
-        return lambda *_, **__: None
+        return _Missing(f"torch.{path} ({purpose})")
 
 
 # -- attributes of objects -------------------------------------------------------------------------
 
 _OP = torch.ops.aten.add.Tensor
+with torch.inference_mode(False), torch.enable_grad():
+    _NODE: Any = torch.zeros((), requires_grad=True, device="cpu").view(()).grad_fn
 ATTRIBUTES: dict[str, tuple[Any, str]] = {
     "_version": (torch.Tensor, "counts the writes to a tensor"),
     "_base": (torch.Tensor, "the tensor that a view was made from"),
@@ -99,12 +128,12 @@ ATTRIBUTES: dict[str, tuple[Any, str]] = {
     "_values": (torch.Tensor, "a part of a sparse tensor"),
     "_cdata": (torch.UntypedStorage, "identifies a storage"),
     "_buffers": (torch.nn.Module(), "replaces a buffer of a module"),
-    "_sequence_nr": (torch.autograd.graph.Node, "orders the nodes that a thread has made"),
+    "_sequence_nr": (_NODE, "orders the nodes that a thread has made"),
     "_schema": (_OP, "what an op reads, writes and returns"),
     "_op": (_OP, "the function behind an op"),
     "_overloadpacket": (_OP, "the op without its overload"),
 }
-_missing += [
+_missing = [
     f"{name} of {getattr(owner, '__name__', type(owner).__name__)} ({purpose})"
     for name, (owner, purpose) in ATTRIBUTES.items()
     if not hasattr(owner, name)
@@ -168,9 +197,8 @@ OBSERVING_MODES = {
 has_global_module_hooks: Callable[[], bool] = _private(
     "nn.modules.module._has_any_global_hook", "checks whether module calls are tracked"
 )
-MODULE_CALL: Any = _private(
-    "nn.Module._call_impl.__code__", "recognises frames of module calls, to name the module"
-)
+# Recognises frames of module calls, to name the module in reports; without it they name none.
+MODULE_CALL: Any = getattr(getattr(torch.nn.Module, "_call_impl", None), "__code__", None)
 
 # -- the dispatcher --------------------------------------------------------------------------------
 
@@ -245,15 +273,18 @@ class Guards:
             return self._make()
 
 
-def _replaying() -> Callable[[], Guard]:
-    """Return a guard that disables autograd, autocast, transforms and modes for a replay."""
-    if _missing:
-        return without_dispatch_modes
+@cache
+def _keys_of_replay() -> Any:
     below = _keys_after(_keys.ADInplaceOrView)
-    return partial(_exclude, (_full_keys() - below) | _key_set(_keys.Python))
+    return (_full_keys() - below) | _key_set(_keys.Python)
 
 
-replaying = Guards(_replaying())
+def _replay() -> Guard:
+    """Return a guard that disables autograd, autocast, transforms and modes for a replay."""
+    return _exclude(_keys_of_replay())
+
+
+replaying = Guards(_replay)
 
 # -- autograd --------------------------------------------------------------------------------------
 
@@ -271,7 +302,15 @@ preserve_version_counter: Callable[[tuple[torch.Tensor, ...]], Guard] = _private
     "autograd.grad_mode._unsafe_preserve_version_counter",
     "restores buffers without counting it as a write",
 )
-AccumulateGrad: Any = _private("_C._functions.AccumulateGrad", "the graph node of a leaf")
+_current_node: Callable[[], Any] = _private(
+    "_C._current_autograd_node", "tells whose backward asks for a saved tensor"
+)
+AccumulateGrad: Any = type(_NODE.next_functions[0][0])  # the graph node of a leaf
+
+
+def is_custom_function_in_backward() -> bool:
+    """Return whether the backward of a custom Function runs now, in this thread."""
+    return isinstance(_current_node(), torch.autograd.function.FunctionCtx)
 
 
 def count_graph_nodes() -> int:
@@ -297,7 +336,8 @@ is_functorch_tensor: Callable[[torch.Tensor], bool] = _private(
 )
 _get_dispatch_mode: Any = _private("_C._get_dispatch_mode", "refuses regions under make_fx")
 _mode_keys: Any = _private("_C._TorchDispatchModeKey", "names the mode of make_fx")
-_eval_frame: Any = _private("_C._dynamo.eval_frame", "keeps the compiler out of remat's own code")
+# Keeps the compiler out of remat's own code. Without it, `keep_compiler_out` does so alone.
+_eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 
 
 def is_traced_by_make_fx() -> bool:
@@ -370,6 +410,8 @@ def process_group_store() -> Any:
 
 def never_compiled(function: Any) -> None:
     """Exclude a function and its callees from compilation, without the cost of a wrapper."""
+    if _eval_frame is None:
+        return
     skip = _eval_frame._FrameAction.SKIP
     strategy = _eval_frame._FrameExecStrategy(skip, skip)
     _eval_frame.set_code_exec_strategy(function.__code__, strategy)
@@ -408,21 +450,17 @@ def count_storage_owners(tensor: torch.Tensor) -> int | None:
 
 # -- ops, and functions that parse their arguments faster than overloads ---------------------------
 
-OpOverload: Any = _private("_ops.OpOverload", "the class of ops")
-OpOverloadPacket: Any = _private("_ops.OpOverloadPacket", "the class of ops without overload")
-HigherOrderOperator: Any = _private("_ops.HigherOrderOperator", "the class of flex_attention")
-FLASH_ATTENTION_CPU: Any = _private(
-    "ops.aten._scaled_dot_product_flash_attention_for_cpu.default", "is called through FUNCTIONS"
-)
+OpOverload: Any = type(_OP)
+OpOverloadPacket: Any = type(torch.ops.aten.add)  # ops without overload
+# The class of flex_attention; none that has instances, if it is missing.
+HigherOrderOperator: Any = getattr(torch._ops, "HigherOrderOperator", _Missing)
 SPARSE_MM_REDUCE: Any = _private(
     "ops.aten._sparse_mm_reduce_impl", "computes less if no gradient is needed"
 )
-FUNCTIONS: Any = _private("_C._VariableFunctions", "functions of `torch`")
-NN_FUNCTIONS: Any = _private("_C._nn", "functions of `torch.nn.functional`")
-TENSOR_FUNCTIONS: Any = _private("_C.TensorBase", "methods of tensors")
-
-if _missing:
-    raise UnsupportedError(
-        f"remat uses private names of PyTorch 2.13; {torch.__version__} lacks "
-        f"{'; '.join(_missing)}. Use a PyTorch that remat's CHANGELOG names, or a newer remat"
-    )
+# Only for speed. None where they are missing.
+FLASH_ATTENTION_CPU: Any = getattr(
+    getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None), "default", None
+)
+FUNCTIONS: Any = getattr(torch._C, "_VariableFunctions", None)  # functions of `torch`
+NN_FUNCTIONS: Any = getattr(torch._C, "_nn", None)  # functions of `torch.nn.functional`
+TENSOR_FUNCTIONS: Any = getattr(torch._C, "TensorBase", None)  # methods of tensors

@@ -21,9 +21,11 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from ...errors import UnsupportedError
 from .backend import (
     count_function_modes,
     current_graph_task,
+    is_custom_function_in_backward,
     queue_callback,
     replaying,
     without_function_modes,
@@ -66,7 +68,10 @@ class RegionObserver(ReplayObserver, Protocol):
 class SavedTensor:
     """The placeholder that autograd holds instead of a tensor."""
 
-    __slots__ = ("__weakref__", "is_kept", "operand", "region", "stride", "tensor", "version")
+    __slots__ = (
+        "__weakref__", "is_kept", "is_leaf", "lost", "operand", "region", "stride", "tensor",
+        "version",
+    )  # fmt: skip
 
     def __init__(self, operand: Operand, region: Region) -> None:
         self.operand = operand
@@ -74,6 +79,8 @@ class SavedTensor:
         self.tensor: Tensor | None = None
         self.version = 0  # of the tensor, when it was received
         self.is_kept = False  # it keeps its tensor when it is unpacked
+        self.is_leaf = False  # its tensor is the very leaf, for a custom Function
+        self.lost = ""  # what a custom Function would miss of the tensor
         self.stride: tuple[int, ...] | None = None  # of the saved tensor; None if contiguous
 
     @property
@@ -86,9 +93,13 @@ class SavedTensor:
         self.receive(alias(tensor), is_kept=True)
 
     def keep_leaf(self, tensor: Tensor) -> None:
-        """Keep a leaf as autograd would: the same object, with its class and attributes."""
+        """Keep a leaf as autograd would: the same object, with its class and attributes.
+
+        A custom Function that has saved it gets it: its backward may write to it.
+        """
         if not tensor.is_inference():
             self.receive(tensor, is_kept=True)
+            self.is_leaf = True
 
     def receive(self, tensor: Tensor, *, is_kept: bool = False) -> None:
         self.tensor, self.version, self.is_kept = tensor, tensor._version, is_kept
@@ -119,14 +130,16 @@ class SavedTensor:
     def take(self) -> Tensor:
         """Return the tensor, recomputed if necessary. Release it, unless it is to be kept."""
         region = self.region
+        if self.lost and is_custom_function_in_backward():
+            raise _loses(self.lost)
         if region.observer is not None:
             region.observer.used(self)
         tensor = self.unchanged_tensor()
-        if tensor is not None:
+        if tensor is not None and not self._is_to_be_checked():
             if not self.is_kept:
                 self.tensor = None
             return tensor
-        if self.tensor is not None:  # it was modified: recompute it
+        if self.tensor is not None and tensor is None:  # it was modified: recompute it
             drop(self.value)
             self.tensor, self.is_kept = None, False
         if not is_available(self.value):
@@ -137,6 +150,23 @@ class SavedTensor:
                 return decode_for_autograd(self.operand, {})
         finally:
             replaying.give(guard)
+
+    def _is_to_be_checked(self) -> bool:
+        """Return whether its tensor is a leaf from outside, and an op of PyTorch asks for it.
+
+        It then gets what is held of the leaf, which may be a copy, and is checked for writes.
+        """
+        external = self.is_leaf and self.value.origin.is_external
+        return external and not is_custom_function_in_backward()
+
+
+def _loses(what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"a custom autograd.Function saves a non-leaf tensor inside of a checkpointed region; "
+        f"PyTorch's saved-tensor hooks lose {what}. Save a plain tensor "
+        "(tensor.as_subclass(torch.Tensor)) and keep the rest on ctx, or call the function "
+        "outside of the region"
+    )
 
 
 def unpack(packed: SavedTensor | Value) -> Tensor:

@@ -192,7 +192,9 @@ def _fast_call(func: Any) -> Any:
 
 
 def _function_of(func: Any) -> Any:
-    return getattr(FUNCTIONS, func._schema.name.removeprefix("aten::"))
+    """Return the function of an op in `torch`; None if there is none."""
+    name = "" if func is None else func._schema.name.removeprefix("aten::")
+    return getattr(FUNCTIONS, name, None)
 
 
 # Allocations without data. A kernel outside of the dispatcher may write to them, so what is read
@@ -238,12 +240,12 @@ _FAST_FOR_TENSORS = {
 # The same with any arguments that this overload accepts.
 _FAST: dict[Any, Any] = {
     FLASH_ATTENTION_CPU: _function_of(FLASH_ATTENTION_CPU),
-    aten.gelu.default: NN_FUNCTIONS.gelu,
-    aten.native_layer_norm.default: FUNCTIONS.native_layer_norm,
-    aten.split.Tensor: FUNCTIONS.split,
-    aten.t.default: FUNCTIONS.t,
-    aten.transpose.int: FUNCTIONS.transpose,
-    aten.view.default: TENSOR_FUNCTIONS.view,
+    aten.gelu.default: getattr(NN_FUNCTIONS, "gelu", None),
+    aten.native_layer_norm.default: getattr(FUNCTIONS, "native_layer_norm", None),
+    aten.split.Tensor: getattr(FUNCTIONS, "split", None),
+    aten.t.default: getattr(FUNCTIONS, "t", None),
+    aten.transpose.int: getattr(FUNCTIONS, "transpose", None),
+    aten.view.default: getattr(TENSOR_FUNCTIONS, "view", None),
 }
 _OVERWRITES_ALL = {
     aten.bernoulli_,

@@ -93,6 +93,6 @@ def policy_of_contexts(context_fn: Callable[[], Any]) -> Any:
 
 def _check_overloads(ops: Any) -> None:
     for op in ops:
-        if not isinstance(op, OpOverload | HigherOrderOperator):
+        if not isinstance(op, (OpOverload, HigherOrderOperator)):
             remedy = f"; write {op}.default" if isinstance(op, OpOverloadPacket) else ""
             raise TypeError(f"a list of ops as policy must contain overloads, got {op!r}{remedy}")

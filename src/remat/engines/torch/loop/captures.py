@@ -30,6 +30,7 @@ from ....errors import UnsupportedError
 from ..backend import (
     AccumulateGrad,
     count_function_modes,
+    count_graph_nodes,
     function_mode_stack,
     without_function_modes,
 )
@@ -82,8 +83,7 @@ class Captures:
         self._steps = self._used = 0  # new steps, and the number of captures that they used in all
         self._start = 0  # the number of the first node that a step may make
         if torch.is_grad_enabled():
-            node: Any = torch.zeros((), requires_grad=True).view(()).grad_fn
-            self._start = node._sequence_nr()
+            self._start = count_graph_nodes()
             if self._mode is not None:
                 self._mode.start = self._start
 

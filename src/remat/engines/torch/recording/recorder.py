@@ -140,18 +140,25 @@ class Recorder(TorchDispatchMode):
             return known  # the common case: a parameter is held, so it needs no placeholder
         operand = self.table.operand(tensor)
         value = operand if type(operand) is Value else operand.value
-        as_it_is = _getframe(1).f_code is _FUNCTION_APPLY and _must_come_back(tensor, value)
-        if not value.origin.is_external and not as_it_is:
+        # A custom Function may save it, which must get leaves back as they are. Saved-tensor hooks
+        # preserve leaves; other tensors lose their class and attributes.
+        is_external, is_leaf = value.origin.is_external, tensor.is_leaf
+        is_bare = type(tensor) is Tensor and not tensor.__dict__
+        if not is_external and not (is_leaf and not is_bare):
             saved: SavedTensor = region.save(operand, tensor)
+            if not is_bare:
+                saved.lost = _beside_data(tensor)
             return saved
         if region.observer is None:
-            if operand is value and not as_it_is:
+            if operand is value and is_bare and not is_leaf:
                 return value
             saved = SavedTensor(operand, region)
         else:
             saved = region.observer.make_saved(operand, region)
-        if as_it_is:
+        if is_leaf:
             saved.keep_leaf(tensor)
+        elif not is_bare:
+            saved.lost = _beside_data(tensor)
         if region.observer is not None:
             region.observer.saved(saved, tensor)
         return saved
@@ -349,27 +356,11 @@ def _call(traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> tuple[Any,
     return call_in_mode(traits, call), None
 
 
-def _must_come_back(tensor: Tensor, value: Value) -> bool:
-    """Return whether a custom Function that saves a tensor must get the same object back.
-
-    Its backward may write to a leaf from outside, or use the class and the attributes of a tensor.
-    Saved-tensor hooks preserve leaves; other tensors lose their class and attributes.
-    """
-    is_bare = type(tensor) is Tensor and not tensor.__dict__
-    if tensor.is_leaf:
-        return value.origin.is_external or not is_bare
-    if not is_bare:
-        lost = f"its class {type(tensor).__name__}" if type(tensor) is not Tensor else "attributes"
-        raise UnsupportedError(
-            f"a custom autograd.Function saves a non-leaf tensor inside of a checkpointed region; "
-            f"PyTorch's saved-tensor hooks lose {lost}. Save a plain tensor "
-            "(tensor.as_subclass(torch.Tensor)) and keep the rest on ctx, or call the function "
-            "outside of the region"
-        )
-    return False
+def _beside_data(tensor: Tensor) -> str:
+    """Return what saved-tensor hooks lose of a tensor that is no leaf."""
+    return f"its class {type(tensor).__name__}" if type(tensor) is not Tensor else "attributes"
 
 
 _getframe = sys._getframe
-_FUNCTION_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 _SIMPLE, _VIEW, _SIMPLE_UNLESS_RANDOM = Route.SIMPLE, Route.VIEW, Route.SIMPLE_UNLESS_RANDOM
 _new_op = tuple.__new__  # faster than Op(), which parses its arguments
