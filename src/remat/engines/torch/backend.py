@@ -145,6 +145,8 @@ push_dispatch_mode: Callable[[Any], None] = _private(
     "_C._push_on_torch_dispatch_stack",
     "enters the recorder; TorchDispatchMode.__enter__ also sets flags for the compiler",
 )
+if _missing:  # recording needs them all
+    push_dispatch_mode = _Missing("; ".join(_missing))
 pop_dispatch_mode: Callable[[Any], Any] = _private(
     "_C._pop_torch_dispatch_stack", "leaves the recorder"
 )
