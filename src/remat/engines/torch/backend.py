@@ -47,6 +47,7 @@ __all__ = [
     "function_mode_stack",
     "has_global_module_hooks",
     "is_flat_parameter",
+    "is_function_output",
     "is_fsdp_loaded",
     "is_functorch_tensor",
     "is_in_forward",
@@ -271,7 +272,23 @@ preserve_version_counter: Callable[[tuple[torch.Tensor, ...]], Guard] = _private
     "autograd.grad_mode._unsafe_preserve_version_counter",
     "restores buffers without counting it as a write",
 )
+_creation_meta: Callable[[torch.Tensor], Any] = _private(
+    "_C._autograd._get_creation_meta", "recognises views that a custom Function has returned"
+)
+_creation: Any = _private("_C._autograd.CreationMeta", "names how a view was made")
 AccumulateGrad: Any = _private("_C._functions.AccumulateGrad", "the graph node of a leaf")
+
+
+def is_function_output(tensor: torch.Tensor) -> bool:
+    """Return whether a custom Function has returned a tensor, or what a tensor is a view of."""
+    if tensor._is_view():
+        creation = _creation_meta(tensor)
+        if creation != _creation.MULTI_OUTPUT_NODE:  # several outputs, of a Function or of a split
+            return bool(creation == _creation.IN_CUSTOM_FUNCTION)
+    try:
+        return isinstance(tensor.grad_fn, torch.autograd.function.BackwardCFunction)
+    except RuntimeError:  # a view of what was written to since
+        return False
 
 
 def count_graph_nodes() -> int:

@@ -28,12 +28,12 @@ from .backend import (
     replaying,
     without_function_modes,
 )
-from .memory.records import Op, Operand, Value
+from .memory.records import Op, Operand, Value, View
 from .memory.tensors import alias
 from .replay import ReplayObserver, decode_for_autograd, find_needs, outer_values, replay
 from .retention import Retention, drop, fetch, is_available
 
-__all__ = ["Region", "RegionObserver", "SavedTensor", "unpack"]
+__all__ = ["Region", "RegionObserver", "SavedTensor", "replace_saves", "unpack"]
 
 
 class RegionObserver(ReplayObserver, Protocol):
@@ -142,6 +142,18 @@ class SavedTensor:
 def unpack(packed: SavedTensor | Value) -> Tensor:
     """Return the tensor of a saved tensor: the unpack hook."""
     return fetch(packed) if type(packed) is Value else packed.take()
+
+
+def replace_saves(before: Value, after: Value) -> None:
+    """Make what custom Functions have saved of a value refer to what the memory holds since."""
+    for reference in before.function_saves:
+        saved = reference()
+        if saved is None or saved.operand.geometry is None:
+            continue
+        saved.operand = View(after, saved.operand.geometry)
+        before.holders = tuple(other for other in before.holders if other is not reference)
+        after.holders = (*after.holders, reference)
+    before.function_saves = ()
 
 
 class Region:

@@ -116,6 +116,7 @@ class Value:
     held: Held | None = None
     holders: HolderRefs = ()  # saved tensors of this value, which may hold its data
     lends_to: HolderRefs = ()  # saved tensors of earlier regions with the same data
+    function_saves: HolderRefs = ()  # saved tensors of custom Functions
     aliases: tuple[ref[Value], ...] = ()  # other values held over the same storage
     note = 0  # number that its storage carries while it has this content
     is_leaf = False  # a leaf of the graph: held with and without checkpointing
@@ -197,9 +198,9 @@ class View:
 
     __slots__ = ("geometry", "value")
 
-    def __init__(self, value: Value, tensor: Tensor) -> None:
+    def __init__(self, value: Value, tensor: Tensor | Geometry) -> None:
         self.value = value
-        self.geometry = geometry_of(tensor)
+        self.geometry = geometry_of(tensor) if isinstance(tensor, Tensor) else tensor
 
 
 Operand = Value | View  # a tensor in the recording

@@ -53,7 +53,7 @@ class WriteTracker:
         self, traits: OpTraits, tensor: Tensor, *, alone: bool
     ) -> tuple[Value, list[ref[Value]]]:
         table = self._table
-        if not is_plain(tensor) and table.known(tensor) is None:
+        if table.seen(tensor) is None and not is_plain(tensor):
             self._before_write_to_parts(traits, tensor)
         self._initialize(traits, tensor)
         if not alone:
@@ -118,6 +118,7 @@ class WriteTracker:
     def before_direct_write(self, tensor: Tensor) -> None:
         """Copy what a write outside of the dispatcher overwrites; it is an external input then."""
         if is_plain(tensor):
+            self._table.seen(tensor)
             self._save(tensor, alone=False)
             self._table.forget(tensor.untyped_storage())
 
