@@ -10,6 +10,7 @@ import ctypes
 import random
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -37,7 +38,9 @@ def function(forward: Callable[[Any, Tensor], Any], derivative: Callable[[Any], 
     methods = {
         "forward": staticmethod(forward),
         "backward": staticmethod(
-            lambda ctx, *gradients: sum(derivative(ctx) * gradient for gradient in gradients)
+            lambda ctx, first, *more: sum(
+                (derivative(ctx) * g for g in more), derivative(ctx) * first
+            )
         ),
     }
     return type("Unseen", (Function,), methods).apply
@@ -195,25 +198,36 @@ def test_any_plan(make) -> None:
     expected = gradients(lambda fn: fn(), make)
     for seed in range(4):
         budget = Budget("1GB", planning(RandomPlans(seed)))
+        run = partial(run_within, budget, args=())
         for _ in range(4):
-            assert equal(gradients(lambda fn: run_within(budget, fn, ()), make), expected)
+            assert equal(gradients(run, make), expected)
 
 
+class Rotate(Function):
+    """As `as_view`, with a backward that allocates nothing but its gradient."""
+
+    forward = staticmethod(as_view)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -2.0 * gradient
+
+
+@pytest.mark.filterwarnings("ignore:a pass takes")  # what the backward of Rotate allocates
 def test_all_steps_of_a_budget() -> None:
     """A plan counts what a Function has written as held, and no memory twice."""
-    rotate = FUNCTIONS["view"]
-    weights = [torch.linspace(-1.0, 1.0, 64).view(8, 8).requires_grad_() for _ in range(3)]
-    x = torch.linspace(-1.0, 1.0, 32 * 8).view(32, 8)
+    weights = [torch.linspace(-1.0, 1.0, 64).view(8, 8).requires_grad_() for _ in range(4)]
+    x = torch.linspace(-1.0, 1.0, 64 * 8).view(64, 8)
 
     def step() -> list[Tensor]:
         y = x
         for w in weights:
-            q = rotate(y @ w)
+            q = Rotate.apply(y @ w)
             y = torch.tanh(q * q)
         return list(torch.autograd.grad(y.sum(), weights))
 
     expected = step()
-    manager = remat.CheckpointManager(memory_budget=0.95)
+    manager = remat.CheckpointManager(memory_budget=0.85)
     with manager:
         for _ in range(4):
             assert equal(step(), expected)

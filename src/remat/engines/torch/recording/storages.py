@@ -90,13 +90,7 @@ class StorageTable:
         if value.origin is Origin.UNINITIALIZED:
             self.keep(value, tensor)  # it may have been written to outside of the dispatcher
             return value
-        if made is tensor:
-            return value
-        if value.op is not None and is_function_output(tensor):
-            return self._on_function_output(value, tensor)
-        if made is None and value.held is not None:
-            self._renew(value, tensor)
-        return View(value, tensor)
+        return value if made is tensor else self._another(value, tensor, made)
 
     def encode(self, argument: Any) -> Any:
         """Return an argument of an op with tensors replaced by operands."""
@@ -124,10 +118,17 @@ class StorageTable:
     def seen(self, tensor: Tensor) -> Value | None:
         """Return the value of a tensor as `known` does, and notice what Functions return."""
         value = self.known(tensor)
-        if value is not None and value.op is not None and value.tensor() is not tensor:
-            if is_function_output(tensor):
-                return self._on_function_output(value, tensor)
-        return value
+        if value is None or value.op is None or value.tensor() is tensor:
+            return value
+        return self._on_function_output(value, tensor) if is_function_output(tensor) else value
+
+    def _another(self, value: Value, tensor: Tensor, made: Tensor | None) -> Operand:
+        """Return the operand of another tensor than the original of a computed value."""
+        if value.op is not None and is_function_output(tensor):
+            return self._on_function_output(value, tensor)
+        if made is None and value.held is not None:
+            self._renew(value, tensor)
+        return View(value, tensor)
 
     def _external(self, value: Value, tensor: Tensor, made: Tensor | None) -> Operand:
         if made is not tensor and (made is None or made is not base_of(tensor)):
