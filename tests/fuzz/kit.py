@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "Bumped",
+    "Carved",
     "Counter",
     "Leave",
     "Noisy",
@@ -24,6 +25,7 @@ __all__ = [
     "Scaled",
     "Squared",
     "Squashed",
+    "Turned",
     "Waved",
     "batched",
     "double_by_default",
@@ -35,6 +37,7 @@ __all__ = [
     "module",
     "recycled",
     "seeded",
+    "spun",
     "squares",
     "unseen",
     "wave",
@@ -242,6 +245,57 @@ class Ranked(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Any) -> Tensor:
         (order,) = ctx.saved_tensors
         return torch.zeros_like(grad).scatter(-1, order, grad)
+
+
+class Turned(torch.autograd.Function):
+    """Writes in place through a kernel that nobody sees, and returns a view."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        _write_by_address(x)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * -0.8
+
+
+class Spun(Turned):
+    """The same, and what it returns does not look like a view."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        _write_by_address(x)
+        return x.detach()
+
+
+class Carved(torch.autograd.Function):
+    """A kernel leaves the gradient in the input, and something in memory that began as zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        with _disable_current_modes(), torch.autograd._unsafe_preserve_version_counter(out):
+            out.copy_(x.detach()).mul_(x.detach()).mul_(0.5)
+        ctx.save_for_backward(x.detach())
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * x
+
+
+def _write_by_address(x: Tensor) -> None:
+    with _disable_current_modes(), torch.autograd._unsafe_preserve_version_counter(x):
+        x.mul_(-0.8)
+
+
+def spun(x: Tensor) -> Tensor:
+    """Without a graph PyTorch does not tell what a Function returns from any detached tensor."""
+    fresh = x * 1.1
+    return Spun.apply(fresh) if fresh.requires_grad else fresh
 
 
 def wave(x: Tensor) -> Tensor:

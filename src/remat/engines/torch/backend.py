@@ -52,6 +52,7 @@ __all__ = [
     "is_custom_function_in_backward",
     "is_flat_parameter",
     "is_fsdp_loaded",
+    "is_function_output",
     "is_functorch_tensor",
     "is_in_forward",
     "is_traced_by_make_fx",
@@ -304,6 +305,10 @@ preserve_version_counter: Callable[[tuple[torch.Tensor, ...]], Guard] = _private
     "autograd.grad_mode._unsafe_preserve_version_counter",
     "restores buffers without counting it as a write",
 )
+_creation_meta: Callable[[torch.Tensor], Any] = _private(
+    "_C._autograd._get_creation_meta", "recognises views that a custom Function has returned"
+)
+_creation: Any = _private("_C._autograd.CreationMeta", "names how a view was made")
 _current_node: Callable[[], Any] = _private(
     "_C._current_autograd_node", "tells whose backward asks for a saved tensor"
 )
@@ -313,6 +318,18 @@ AccumulateGrad: Any = type(_NODE.next_functions[0][0])  # the graph node of a le
 def is_custom_function_in_backward() -> bool:
     """Return whether the backward of a custom Function runs now, in this thread."""
     return isinstance(_current_node(), torch.autograd.function.FunctionCtx)
+
+
+def is_function_output(tensor: torch.Tensor) -> bool:
+    """Return whether a custom Function has returned a tensor, or what a tensor is a view of."""
+    if tensor._is_view():
+        creation = _creation_meta(tensor)
+        if creation != _creation.MULTI_OUTPUT_NODE:  # several outputs, of a Function or of a split
+            return bool(creation == _creation.IN_CUSTOM_FUNCTION)
+    try:
+        return isinstance(tensor.grad_fn, torch.autograd.function.BackwardCFunction)
+    except RuntimeError:  # a view of what was written to since
+        return False
 
 
 def count_graph_nodes() -> int:

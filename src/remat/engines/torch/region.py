@@ -30,12 +30,12 @@ from .backend import (
     replaying,
     without_function_modes,
 )
-from .memory.records import Op, Operand, Value
+from .memory.records import Op, Operand, Value, View
 from .memory.tensors import alias
 from .replay import ReplayObserver, decode_for_autograd, find_needs, outer_values, replay
 from .retention import Retention, drop, fetch, is_available
 
-__all__ = ["Region", "RegionObserver", "SavedTensor", "unpack"]
+__all__ = ["Region", "RegionObserver", "SavedTensor", "replace_saves", "unpack"]
 
 
 class RegionObserver(ReplayObserver, Protocol):
@@ -172,6 +172,22 @@ def _loses(what: str) -> UnsupportedError:
 def unpack(packed: SavedTensor | Value) -> Tensor:
     """Return the tensor of a saved tensor: the unpack hook."""
     return fetch(packed) if type(packed) is Value else packed.take()
+
+
+def replace_saves(before: Value, after: Value) -> None:
+    """Make what was saved of a value refer to what its memory holds since: no version tells."""
+    kept = []
+    for reference in before.holders:
+        saved = reference()
+        if saved is None:
+            continue
+        geometry = saved.operand.geometry
+        if geometry is None:
+            kept.append(reference)
+        else:
+            saved.operand = View(after, geometry)
+            after.holders = (*after.holders, reference)
+    before.holders = tuple(kept)
 
 
 class Region:

@@ -20,7 +20,7 @@ from .backend import (
     with_version_counters,
 )
 
-__all__ = ["OpTraits", "Route", "call_in_mode", "traits_by_id", "traits_of"]
+__all__ = ["FUNCTION", "OpTraits", "Route", "call_in_mode", "traits_by_id", "traits_of"]
 
 aten = torch.ops.aten
 Key = int | str  # an argument: its position, or its name if it is a keyword
@@ -50,6 +50,7 @@ class OpTraits:
     reshapes_in_place: bool = False  # changes the shape of its argument, but no data
     replaces_storage: bool = False  # gives a tensor another storage, and writes no data
     leaves_uninitialized: bool = False  # allocates memory without writing to it
+    is_scratch: bool = False  # allocates memory and fills it with one number or a copy
     overwrites_all: bool = False  # writes every element of its target and reads none
     is_random: bool = False
     dropout: int | None = None  # the argument with the dropout probability
@@ -91,6 +92,7 @@ def traits_of(func: Any) -> OpTraits:
 
 
 traits_by_id: dict[int, OpTraits] = {}
+FUNCTION = OpTraits("autograd.Function", None, None)  # what a kernel may have written inside of it
 
 
 def call_in_mode(traits: OpTraits, call: Callable[[], Any]) -> Any:
@@ -125,6 +127,7 @@ def _read(func: Any) -> OpTraits:
         "hidden_writes": _HIDDEN_WRITES.get(packet),
         "reshapes_in_place": reshapes,
         "leaves_uninitialized": packet in _UNINITIALIZED,
+        "is_scratch": packet in _SCRATCH,
         "opaque": opaque,
         "dynamic_shape": torch.Tag.dynamic_output_shape in tags,
         "uses_conjugates": "linalg" in name,
@@ -206,6 +209,20 @@ _UNINITIALIZED = {
     aten.empty_permuted,
     aten.new_empty,
     aten.new_empty_strided,
+}
+# Memory that a custom Function hands to its kernels may begin as zeros, or as a copy.
+_SCRATCH = {
+    aten.clone,
+    aten._to_copy,
+    aten.zeros,
+    aten.zeros_like,
+    aten.new_zeros,
+    aten.ones,
+    aten.ones_like,
+    aten.new_ones,
+    aten.full,
+    aten.full_like,
+    aten.new_full,
 }
 # Ops whose function in `torch` always resolves to this overload if all arguments are tensors. It
 # parses its arguments faster than the overload.

@@ -197,9 +197,9 @@ class View:
 
     __slots__ = ("geometry", "value")
 
-    def __init__(self, value: Value, tensor: Tensor) -> None:
+    def __init__(self, value: Value, tensor: Tensor | Geometry) -> None:
         self.value = value
-        self.geometry = geometry_of(tensor)
+        self.geometry = geometry_of(tensor) if isinstance(tensor, Tensor) else tensor
 
 
 Operand = Value | View  # a tensor in the recording

@@ -26,14 +26,14 @@ from ..backend import (
     push_saved_tensor_hooks,
 )
 from ..memory import uncounted_writes
-from ..memory.records import Op, Origin, SourceLocation, Value, values_in
-from ..memory.tensors import EXACT_TYPES, alias, is_plain
+from ..memory.records import Op, Origin, SourceLocation, Value, View, values_in
+from ..memory.tensors import EXACT_TYPES, alias, is_plain, version_of
 from ..output_reuse import OutputReuse
 from ..randomness import Draw, draw, generator_of
-from ..region import Region, SavedTensor, unpack
+from ..region import Region, SavedTensor, replace_saves, unpack
 from ..replay import flat
-from ..retention import hold, keep_by_products
-from ..schema import OpTraits, Route, call_in_mode, traits_by_id, traits_of
+from ..retention import drop, hold, keep_by_products
+from ..schema import FUNCTION, OpTraits, Route, call_in_mode, traits_by_id, traits_of
 from ..source_location import caller, user_code
 from .stacks import are_hooks_on_top, remove_hooks, remove_mode
 from .storages import StorageTable
@@ -57,7 +57,7 @@ class Recorder(TorchDispatchMode):
         self.region: Region  # the innermost of them
         self.idle = 0  # open regions that have no effect, because grad mode is off
         self._reuse = OutputReuse()
-        self.table = StorageTable(self._reuse)
+        self.table = StorageTable(self._reuse, self._function_returned)
         self._writes = WriteTracker(self.table)
         self._ops = 0
         self.iteration_start = 0  # the number of the first op since backward last began
@@ -140,6 +140,8 @@ class Recorder(TorchDispatchMode):
             return known  # the common case: a parameter is held, so it needs no placeholder
         operand = self.table.operand(tensor)
         value = operand if type(operand) is Value else operand.value
+        if type(operand) is View and value.op is not None and _is_detached(value, tensor):
+            operand = value = self._function_returned(value, tensor)
         # A custom Function may save it, which must get leaves back as they are. Saved-tensor hooks
         # preserve leaves; other tensors lose their class and attributes.
         is_external, is_leaf = value.origin.is_external, tensor.is_leaf
@@ -162,6 +164,27 @@ class Recorder(TorchDispatchMode):
         if region.observer is not None:
             region.observer.saved(saved, tensor)
         return saved
+
+    def _function_returned(self, before: Value, tensor: Tensor) -> Value:
+        """A custom Function has returned or saved a tensor over memory that ops have written.
+
+        Its forward may have called a kernel that wrote to this memory, which neither PyTorch nor a
+        mode sees. So what is there now is held, and never recomputed from what was there before.
+        """
+        drop(before)
+        before.note_views()
+        self.table.overwritten(before)
+        location = caller(_getframe(1))
+        op = Op(self._ops, FUNCTION, None, [View(before, tensor)], [before], None, None, location)
+        self._ops += 1
+        after = Value(tensor, version_of(tensor))
+        after.argument, after.is_shared = (0, 0), before.is_shared
+        self.table.keep(after, tensor)
+        self.table.note(tensor.untyped_storage(), after)
+        replace_saves(before, after)
+        if self.region.is_attended:
+            self._attend(op, [(after, tensor)], (tensor,), {}, tensor, 0.0)
+        return after
 
     def mark(self, tensor: Tensor) -> None:
         """Keep the current value of a tensor, although it could be recomputed."""
@@ -328,7 +351,9 @@ class Recorder(TorchDispatchMode):
                 value = self.table.made(tensor, op, number)
                 if value is not None:
                     made.append((value, tensor))
-                    if op.traits.leaves_uninitialized:
+                    if op.traits.leaves_uninitialized or (
+                        op.traits.is_scratch and not torch.is_grad_enabled()
+                    ):
                         value.origin = Origin.UNINITIALIZED
                     if keep:
                         self.table.keep(value, tensor)
@@ -354,6 +379,16 @@ def _call(traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> tuple[Any,
     if traits.is_random and traits.draws(args, kwargs):
         return draw(generator_of(args, kwargs), call)
     return call_in_mode(traits, call), None
+
+
+def _is_detached(value: Value, tensor: Tensor) -> bool:
+    """Return whether a tensor without a graph is over the memory of one that has a graph.
+
+    A custom Function may have written to it before it saved it so: a fused loss leaves its gradient
+    where its input was.
+    """
+    made = value.tensor()
+    return made is not None and made.requires_grad and not tensor.requires_grad
 
 
 def _beside_data(tensor: Tensor) -> str:

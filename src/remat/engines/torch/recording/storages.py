@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary, ref
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ....errors import UnsupportedError
-from ..backend import with_version_counters, without_dispatch_modes
+from ..backend import is_function_output, with_version_counters, without_dispatch_modes
 from ..memory.external_memory import same_bytes
 from ..memory.records import Op, Operand, Origin, Value, View
 from ..memory.tensors import (
@@ -36,11 +37,17 @@ from ..retention import hold, hold_alias, hold_old_geometry, keep, note_read, pr
 __all__ = ["StorageTable", "base_of", "key_of"]
 
 
+# Called with the value of memory and another tensor over it, which a custom Function has returned;
+# returns the value that the tensor has now.
+OnFunctionOutput = Callable[[Value, Tensor], Value]
+
+
 class StorageTable:
     """Maps storages to values, since the outermost region was opened."""
 
-    def __init__(self, reuse: OutputReuse) -> None:
+    def __init__(self, reuse: OutputReuse, on_function_output: OnFunctionOutput) -> None:
         self._reuse = reuse
+        self._on_function_output = on_function_output
         self._many = _MANY
         self.reset()
         # Buffers that regions wrote to, and that ops of earlier regions still refer to.
@@ -83,9 +90,7 @@ class StorageTable:
         if value.origin is Origin.UNINITIALIZED:
             self.keep(value, tensor)  # it may have been written to outside of the dispatcher
             return value
-        if made is None and value.held is not None:
-            self._renew(value, tensor)
-        return value if made is tensor else View(value, tensor)
+        return value if made is tensor else self._another(value, tensor, made)
 
     def encode(self, argument: Any) -> Any:
         """Return an argument of an op with tensors replaced by operands."""
@@ -109,6 +114,21 @@ class StorageTable:
         except RuntimeError:  # no storage, no version
             pass
         return None
+
+    def seen(self, tensor: Tensor) -> Value | None:
+        """Return the value of a tensor as `known` does, and notice what Functions return."""
+        value = self.known(tensor)
+        if value is None or value.op is None or value.tensor() is tensor:
+            return value
+        return self._on_function_output(value, tensor) if is_function_output(tensor) else value
+
+    def _another(self, value: Value, tensor: Tensor, made: Tensor | None) -> Operand:
+        """Return the operand of another tensor than the original of a computed value."""
+        if value.op is not None and is_function_output(tensor):
+            return self._on_function_output(value, tensor)
+        if made is None and value.held is not None:
+            self._renew(value, tensor)
+        return View(value, tensor)
 
     def _external(self, value: Value, tensor: Tensor, made: Tensor | None) -> Operand:
         if made is not tensor and (made is None or made is not base_of(tensor)):

@@ -27,7 +27,7 @@ def run_view(table: StorageTable, traits: OpTraits, args: Args, kwargs: Kwargs) 
         # A scalar that autograd has saved as a tensor arrives here as a Python number.
         dtype = torch.complex128 if isinstance(tensor, complex) else torch.float64
         return traits.call(torch.tensor(tensor, dtype=dtype), *args[1:], **kwargs)
-    value = table.known(tensor)
+    value = table.seen(tensor)
     if traits.reshapes_in_place:
         return _reshape(table, traits, value, args, kwargs)
     if value is not None:

@@ -6,6 +6,7 @@ import sys
 from typing import Any, NamedTuple
 from weakref import ref
 
+import torch
 from torch import Tensor
 
 from ..memory.external_memory import overlap
@@ -53,7 +54,7 @@ class WriteTracker:
         self, traits: OpTraits, tensor: Tensor, *, alone: bool
     ) -> tuple[Value, list[ref[Value]]]:
         table = self._table
-        if not is_plain(tensor) and table.known(tensor) is None:
+        if table.seen(tensor) is None and not is_plain(tensor):
             self._before_write_to_parts(traits, tensor)
         self._initialize(traits, tensor)
         if not alone:
@@ -118,6 +119,7 @@ class WriteTracker:
     def before_direct_write(self, tensor: Tensor) -> None:
         """Copy what a write outside of the dispatcher overwrites; it is an external input then."""
         if is_plain(tensor):
+            self._table.seen(tensor)
             self._save(tensor, alone=False)
             self._table.forget(tensor.untyped_storage())
 
@@ -174,7 +176,9 @@ class WriteTracker:
                 known.note_views()
                 return known  # its data is unchanged, and it has its own version counter
         version = _version_after(traits, write)
-        if before.origin.is_external or keep:
+        # What a custom Function fills, without grad mode, it may hand to a kernel next.
+        is_scratch = traits.overwrites_all and not torch.is_grad_enabled()
+        if before.origin.is_external or keep or is_scratch:
             after = _kept_after(write, version)
         else:
             after = Value(tensor, version)
