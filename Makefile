@@ -21,7 +21,8 @@ test: lint types imports tests     ## every feature against an oracle, in five m
 test-all: lint types imports $(VENV)/.integrations fuzz  ## matrices in full, slow tests, coverage, fuzzers
 	$(PYTEST) --all --cov --cov-report=term-missing:skip-covered
 	$(BIN)/python -m tests.engines.numpy.fuzz --count $(N) --seed $(or $(SEED),0)
-	$(BIN)/python -m tests.source.random_loops $(N) $(or $(SEED),0)
+	$(BIN)/python -m tests.source.random_loops numpy $(N) $(or $(SEED),0)
+	$(BIN)/python -m tests.source.random_loops torch $(N) $(or $(SEED),0)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -1,10 +1,13 @@
 """Random loop programs: run plain and transformed, results, gradients and errors must agree.
 
-`python -m tests.source.random_loops 5000` runs so many on NumPy and on PyTorch, from seed 0 on.
+`python -m tests.source.random_loops numpy 5000` (or torch) runs so many of those in which arrays
+have several names, from seed 0 on; `… numpy 5000 0 plain` the others.
 """
 
 from __future__ import annotations
 
+import collections
+import functools
 import linecache
 import random
 import sys
@@ -166,7 +169,7 @@ class Writer:
             head = r.choice(whiles)
             self.line(depth, head)
             self.line(depth + 1, f"{x} = {turns} * 0.1")
-            if ":=" not in head:
+            if f"({turns} :=" not in head:
                 self.line(depth + 1, f"{turns} += 1")
             if head == "while True:":
                 self.line(depth + 1, f"if {turns} > 6:")
@@ -182,14 +185,137 @@ class Writer:
             self.simple(depth + 1, loops)
 
 
-def write(seed: int) -> str:
-    return Writer(seed).program()
+class NamesWriter(Writer):
+    """Writes a program in which arrays have several names, and are written to.
+
+    Most operations are linear: PyTorch lets programs write to what they have not saved.
+    """
+
+    NAMES = ("a", "b", "c", "first", "keep", "row", "view", "e", "box['k']", "ns.h")
+
+    def program(self) -> str:
+        r = self.random
+        self.line(0, "def program(a, W, xs):")
+        self.line(1, "a, b, c, n, s, z = a * 1.0, a * 0.5, W[0] * 1.0, 0, 0.0, None")
+        self.line(1, "e, out, buf, fs, gen = s, [], a * 2, [], None")
+        self.line(1, "first = keep = " + r.choice(["a", "b", "c", "a * 1"]))
+        self.line(1, "row, view = xs[0] * 1.0, b * 0.1")
+        self.line(1, "box, ns = {'k': " + r.choice(["a", "c", "b * 1"]) + "}, NS(h=b * 1.0)")
+        self.line(1, "hist, pair = [a], (a, b)")
+        for _ in range(r.randint(1, 2)):
+            self.loop(1, 0)
+            for _ in range(r.randint(0, 3)):
+                self.write_in_place(1)
+        names = ", ".join([*self.NAMES[:7], "box['k']", "ns.h", "*out[:3]", "*pair"])
+        self.line(1, f"names = [{names}]")
+        self.line(1, "same = [[p is q for q in names] for p in names]")
+        self.line(1, "r = a + b * 0.3 + c + n * 0.1 + s + e * 0.1 + buf * 0.1 + pair[0] * 0.2")
+        self.line(1, "for p in names:")
+        self.line(2, "r = r + p.sum() * 0.05")
+        self.line(1, "for f in fs:")
+        self.line(2, "r = r + f(a) * 0.01")
+        self.line(1, "for p in gen or ():")
+        self.line(2, "r = r + p * 0.02")
+        self.line(1, "return r, len(out), len(hist), n, z is None, same")
+        return "\n".join(self.lines) + "\n"
+
+    def expression(self, loops: int) -> str:
+        r = self.random
+        if r.random() < 0.25:
+            return super().expression(loops)
+        x, y = r.choice([*ARRAYS, "first", "keep", "row", "buf", "ns.h"]), r.choice(ARRAYS)
+        return r.choice([f"{x} * 0.7 + {y} * 0.2", f"{x} - {y} * 0.1", f"{x} * 0.9", f"{y} + 0.1"])
+
+    def write_in_place(self, depth: int) -> None:
+        r = self.random
+        name = r.choice(["a", "a", "b", "c", "first", "keep", "row", "view", "buf", "ns.h"])
+        forms = [
+            f"{name} += 0.25",
+            f"{name} *= 0.5",
+            f"{name}[0] = 0.125",
+            "box['k'] += 0.5",
+            "pair[0][1] = 0.75",
+            "out and out[-1].__iadd__(0.5)",
+            "hist[-1][0] = 0.25",
+        ]
+        self.line(depth, r.choice(forms[:3] * 2 + forms))
+
+    def simple(self, depth: int, loops: int) -> None:
+        r = self.random
+        if r.random() < 0.5:
+            super().simple(depth, loops)
+            return
+        array, value = r.choice(ARRAYS), self.expression(loops)
+        forms = [
+            "a, b = b, a",
+            "a, b, c = c, a, b",
+            f"keep = {array}",
+            f"first = {array}",
+            f"{array} = {r.choice(['keep', 'first', 'b', 'c'])}",
+            f"keep = touch({array})",
+            f"{array} = touch(first)",
+            f"out.append({array})",
+            f"out.append(({array}, keep)[n % 2])",
+            f"box = {{'k': {array}}}",
+            "a = box['k']",
+            f"pair = ({array}, keep)",
+            "other = pair; pair = (other[1], other[0])",
+            f"row = xs[{r.randint(0, 4)}]",
+            f"view = {array}[1:]",
+            "view = part(buf)",
+            f"ns = NS(h={value})",
+            f"remember(ns, {array})",
+            "c = ns.h * 0.5",
+            "fs.append(lambda v: v * n)",
+            "fs.append(partial(lambda k, v: v * n * k, 0.5))",
+            f"f = lambda v: v + {array}; c = f(c) * 0.5",
+            "gen = (a * k for k in (0.1, 0.2))",
+            f"e = ({array} * {array}).sum()",
+        ]
+        if r.random() < 0.2:
+            self.write_in_place(depth)
+        else:
+            self.line(depth, r.choice(forms))
+
+    def condition(self) -> str:
+        if self.random.random() < 0.3:
+            return f"(e := {self.random.choice(ARRAYS)}.sum()) > 0.1"
+        return super().condition()
+
+
+class Namespace:
+    """An object that is no tree."""
+
+    def __init__(self, h: Any) -> None:
+        self.h = h
+
+
+def remember(holder: Namespace, value: Any) -> None:
+    holder.h = value
+
+
+def touch(value: Any) -> Any:
+    return value
+
+
+def part(value: Any) -> Any:
+    return value[:2]
+
+
+HELPERS = {
+    **{"NS": Namespace, "remember": remember, "touch": touch, "part": part},
+    "partial": functools.partial,
+}
+
+
+def write(seed: int, writer: type[Writer] = Writer) -> str:
+    return writer(seed).program()
 
 
 def load(source: str, name: str, **names: Any) -> Any:
     """Run source as a file would be, so that it can be found again."""
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    namespace: dict[str, Any] = {"__name__": "random_program", **names}
+    namespace: dict[str, Any] = {"__name__": "random_program", **HELPERS, **names}
     exec(compile(source, name, "exec"), namespace)
     return namespace["program"]
 
@@ -230,7 +356,7 @@ def outcome_torch(function: Any) -> Any:
 
 def difference(plain: Any, transformed: Any) -> str | None:
     """Say how two outcomes differ."""
-    if INVALID in (plain, transformed):
+    if INVALID in (plain, transformed) or transformed is remat.LoopTransformError:
         return None  # whether autograd comes by a dead branch of the graph is its own affair
     if isinstance(plain, type) or isinstance(transformed, type):
         return None if plain is transformed else f"{plain} and {transformed}"
@@ -242,13 +368,23 @@ def difference(plain: Any, transformed: Any) -> str | None:
     return None
 
 
-def check(seed: int, engine: str, **options: Any) -> tuple[str | None, int]:
+def check(
+    seed: int, engine: str, writer: type[Writer] = Writer, **options: Any
+) -> tuple[str | None, int]:
     """Run one program; return how plain and transformed differ, and how many loops were taken."""
-    source = write(seed)
+    words, taken, _ = examine(seed, engine, writer, **options)
+    return words, taken
+
+
+def examine(
+    seed: int, engine: str, writer: type[Writer], **options: Any
+) -> tuple[str | None, int, str]:
+    """Do that, and say what became of the program: whether it ran, or raised what."""
+    source = write(seed, writer)
     xp: Any = np
     if engine == "torch":
         import torch as xp  # noqa: PLC0415
-    function = load(source, f"<random {engine} {seed}>", xp=xp)
+    function = load(source, f"<random {writer.__name__} {engine} {seed}>", xp=xp)
     outcome = outcome_torch if engine == "torch" else outcome_numpy
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -256,24 +392,33 @@ def check(seed: int, engine: str, **options: Any) -> tuple[str | None, int]:
         transformed = remat.checkpoint_loops(function, **{"min_steps": 2, **options})
         with remat.CheckpointProfiler() as profiler:
             found = outcome(transformed)
-    return difference(plain, found), profiler.checkpoint_count()
+    if found is remat.LoopTransformError:
+        fate = "refused while it ran"
+    elif found == INVALID != plain:
+        fate = "refused by autograd"
+    else:
+        fate = "raised as plain" if isinstance(plain, type | str) else "ran"
+    return difference(plain, found), profiler.checkpoint_count(), fate
 
 
-def main(count: int, first: int = 0) -> int:
-    totals = {"different": 0, "with steps": 0, "raised": 0}
+def main(engine: str, count: int, first: int = 0, writer: type[Writer] = NamesWriter) -> int:
+    totals: collections.Counter[str] = collections.Counter()
     for seed in range(first, first + count):
-        for engine in ("numpy", "torch"):
-            try:
-                words, taken = check(seed, engine)
-            except Exception as error:  # of the transform itself
-                words, taken = f"{type(error).__name__}: {error}", 0
-            totals["with steps"] += taken > 0
-            if words:
-                totals["different"] += 1
-                print(f"seed {seed} on {engine}: {words}", flush=True)
-    print(totals)
+        try:
+            words, taken, fate = examine(seed, engine, writer)
+        except Exception as error:  # of the transform itself
+            words, taken, fate = f"{type(error).__name__}: {error}", 0, "broke"
+        totals[fate] += 1
+        totals["with steps"] += taken > 0
+        totals["loops in steps"] += taken
+        if words:
+            totals["different"] += 1
+            print(f"seed {seed} on {engine}: {words}", flush=True)
+    print(engine, writer.__name__, dict(totals))
     return int(totals["different"] > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    writers = {"plain": Writer, "names": NamesWriter}
+    chosen = (writers[each] for each in sys.argv[4:])
+    sys.exit(main(*sys.argv[1:2], *map(int, sys.argv[2:4]), *chosen))

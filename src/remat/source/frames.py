@@ -77,10 +77,17 @@ class Frame:
         values = origins.begin_containers(values, static.tokens)
         return values if self._outputs is None else values[: self._outputs.first_window]
 
-    def close(self, state: Any, leaves_by: int, outputs: tuple[Any, ...], *values: Any) -> Any:
+    def close(
+        self,
+        state: Any,
+        leaves_by: int,
+        outputs: tuple[Any, ...],
+        reads: tuple[Any, ...],
+        *values: Any,
+    ) -> Any:
         """Return the state after a step, and its outputs if it has any."""
         step = state[-1].step
-        self._origins.end(step)
+        self._origins.end(step, reads)
         made: Any = ()
         if self._outputs is not None:
             made = self._outputs.made_by(step, outputs)
@@ -110,11 +117,7 @@ class Frame:
 
     def own(self, *values: Any) -> list[Any]:
         """Return values from outside as parts of the graph of this step."""
-        found = [aliased(value, self._api) for value in values]
-        for value, alias in zip(values, found, strict=True):
-            if alias is not value:
-                self._origins.same(value, alias)
-        return found
+        return [aliased(value, self._api) for value in values]
 
     def is_done(self, state: Any) -> bool:
         return bool(state[-1].leaves_by)
@@ -226,8 +229,17 @@ class BareFrame(Frame):
         self._copy = self._origins.copied(state)
         return (self._copy,)
 
-    def close(self, state: Any, leaves_by: int, outputs: tuple[Any, ...], *values: Any) -> Any:
+    def close(
+        self,
+        state: Any,
+        leaves_by: int,
+        outputs: tuple[Any, ...],
+        reads: tuple[Any, ...],
+        *values: Any,
+    ) -> Any:
         (value,) = values
+        if value is not state:
+            self._origins.read_by_step(reads)
         self._note(state, value)
         self._origins.forget_step()
         self._copy = None

@@ -19,6 +19,7 @@ one in which a list got it is what it is at the end, or an error if that is not 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ class Tokens(NamedTuple):
     """The tokens of some values."""
 
     arrays: tuple[Token, ...]  # of their arrays, in order
-    containers: tuple[Token, ...]  # of the values themselves; None: no list, dict or the like
+    containers: tuple[Token, ...]  # of the values, None for those that are none; () if all are
     is_distinct: bool  # all arrays are different ones, and so are the containers
 
 
@@ -48,10 +49,8 @@ class Origins:
     def __init__(self, api: Values, at: Place) -> None:
         self._api = api
         self._at = at
-        self._outside: dict[int, Token] = {}  # what steps read, by id
         self._before: list[Any] = []  # objects before the loop, by token
-        self._read: list[Any] = []
-        self._alive: list[Any] = []
+        self._read: list[list[Any]] = []  # what steps read, with its parts
         self._entry: Callable[[int], Any] | None = None  # of what a `for` iterates over
         self._known: dict[int, Token] = {}  # in the step that runs, by id
         self._copies: list[tuple[Any, Any, Token]] = []  # that a step may write to
@@ -60,13 +59,9 @@ class Origins:
 
     # -- before the loop -----------------------------------------------------------------------
 
-    def read(self, originals: Sequence[Any], given: Sequence[Any]) -> None:
-        """Note what steps read, and what they are given for it."""
-        self._alive += given
-        for original, value in zip(originals, given, strict=True):
-            for part, seen in zip(_parts(original, self._api), _parts(value, self._api)):
-                self._outside.setdefault(id(seen), ("read", len(self._read)))
-                self._read.append(part)
+    def read(self, originals: Sequence[Any]) -> None:
+        """Note what steps read."""
+        self._read = [list(_parts(original, self._api)) for original in originals]
 
     def iterates(self, entry: Callable[[int], Any] | None) -> None:
         self._entry = entry
@@ -100,7 +95,7 @@ class Origins:
 
     def begin_containers(self, values: Sequence[Any], tokens: Tokens) -> Sequence[Any]:
         """Do the same for variables that are lists, dicts or the like."""
-        if not any(token is not None for token in tokens.containers):
+        if not tokens.containers:
             return values
         first: dict[Token, Any] = {}
         found = []
@@ -119,29 +114,27 @@ class Origins:
         self._known[id(copy)] = token
         return copy
 
-    def same(self, original: Any, value: Any) -> None:
-        """Note that a value stands for what a step reads."""
-        for part, seen in zip(_parts(original, self._api), _parts(value, self._api)):
-            token = self._outside.get(id(part))
-            if token is not None:
-                self._known[id(seen)] = token
-                self._alive_now(seen)
+    def read_by_step(self, values: Sequence[Any]) -> None:
+        """Note what stands in a step for what it reads."""
+        for place, value in enumerate(values):
+            if self._api.is_array_type(type(value)):
+                self._known.setdefault(id(value), ("read", place, 0))
+            elif isinstance(value, tuple | list | dict):
+                for part, each in enumerate(_parts(value, self._api)):
+                    self._known.setdefault(id(each), ("read", place, part))
 
     def item(self, step: int, value: Any) -> None:
         """Note the item of this turn."""
         for place, part in enumerate(_parts(value, self._api)):
-            if id(part) not in self._outside:
-                self._known.setdefault(id(part), ("item", step, place))
-                self._alive_now(part)
+            self._known.setdefault(id(part), ("item", step, place))
+            self._alive_now(part)
 
     def _alive_now(self, value: Any) -> None:
         self._copies.append((value, None, None))
 
     def outside(self, value: Any) -> Token:
         """Return the token of what a step reads or iterates over; None: it is something else."""
-        found = self._known.get(id(value))
-        found = self._outside.get(id(value)) if found is None else found
-        return None if isinstance(found, int) else found
+        return self._known.get(id(value))
 
     def is_written(self, copy: Any) -> bool:
         return any(c is copy and self._api.is_content_changed(c, m) for c, m, _ in self._copies)
@@ -154,8 +147,9 @@ class Origins:
         """Free what was there before the loop and what came out of it: steps may run again."""
         self._before, self._read, self._delivered, self._entry = [], [], {}, None
 
-    def end(self, step: int) -> None:
-        """Note which copies a step has written to."""
+    def end(self, step: int, reads: Sequence[Any]) -> None:
+        """Note what a step has read, and which copies it has written to."""
+        self.read_by_step(reads)
         for copy, mark, token in self._copies:
             if token is not None and self._api.is_content_changed(copy, mark):
                 self._written[token] = max(step, self._written.get(token, step))
@@ -164,17 +158,18 @@ class Origins:
         self, values: tuple[Any, ...], arrays: Sequence[Any], step: int, what: int = -1
     ) -> Tokens:
         """Return the tokens of what a step gives; `what`: the number of an output."""
-        known, outside = self._known, self._outside
+        known = self._known
 
         def token(value: Any) -> Token:
             found = known.get(id(value))
             if found is None:
-                found = outside.get(id(value))
-            if found is None:
                 found = known[id(value)] = (step, what, len(known))
             return found
 
-        return _tokens(values, arrays, token)
+        if arrays is not values:
+            return _tokens(values, arrays, token)
+        found = tuple([token(array) for array in arrays])  # the usual case: all are arrays
+        return Tokens(found, (), len(set(found)) == len(found))
 
     # -- after the loop ------------------------------------------------------------------------
 
@@ -205,6 +200,8 @@ class Origins:
 
     def containers(self, values: Sequence[Any], tokens: Tokens) -> list[Any]:
         """Return values of which lists, dicts and the like are what they were before the loop."""
+        if not tokens.containers:
+            return list(values)
         found = []
         for token, value in zip(tokens.containers, values, strict=True):
             if token is not None and token not in self._delivered:
@@ -225,7 +222,7 @@ class Origins:
         if isinstance(token, int):
             return self._before[token]
         if token[0] == "read":
-            return self._read[token[1]]
+            return self._read[token[1]][token[2]]
         if token[0] == "item" and self._entry is not None:
             parts = list(_parts(self._entry(token[1]), self._api))
             return self._delivered.setdefault(token, parts[token[2]])
@@ -238,15 +235,20 @@ def _tokens(
     of_arrays = tuple(map(token, arrays))
     containers = tuple([token(value) if is_container(value) else None for value in values])
     some = [each for each in containers if each is not None]
+    if not some:
+        containers = ()
     is_distinct = len({*of_arrays, *some}) == len(of_arrays) + len(some)
     return Tokens(of_arrays, containers, is_distinct)
 
 
 def is_container(value: Any) -> bool:
     """Say whether a value is a list, a dict or the like: changeable, and taken apart as a tree."""
-    if isinstance(value, list | dict | deque):
-        return True
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return _is_container_type(type(value))
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_container_type(kind: type) -> bool:
+    return issubclass(kind, list | dict | deque) or dataclasses.is_dataclass(kind)
 
 
 def _parts(value: Any, api: Values) -> Iterator[Any]:

@@ -54,6 +54,8 @@ def find_mutations(body: Iterable[ast.AST]) -> list[Mutation]:
         if isinstance(node, ast.Expr):
             statements.add(id(node.value))
         match node:
+            case ast.AugAssign(target=ast.Subscript() as target):  # an entry, perhaps in place
+                found.append(_of(target, target, "changes an entry of {} in place"))
             case ast.Subscript(ctx=ast.Store() | ast.Del()):
                 found.append(_store(node))
             case ast.Attribute(ctx=ast.Store() | ast.Del(), attr=attribute):

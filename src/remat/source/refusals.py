@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from .mutations import find_mutations
 from .names import FUNCTIONS, LOOPS, bound_names, free_names, walk_scope
 
 __all__ = ["FunctionFacts", "Refusal", "function_facts", "refusal_of"]
@@ -26,6 +27,7 @@ class FunctionFacts(NamedTuple):
 
     shared: frozenset[str]  # names declared global or nonlocal
     rebound: frozenset[str]  # names that a nested function declares nonlocal
+    variables: frozenset[str]  # local names but parameters that keep their value
     closures: tuple[ast.AST, ...]  # nested functions that outlive the statement they are in
     frame_reader: ast.Call | None  # a call of locals() and the like
     outermost: dict[ast.AST, Loop]  # for each loop inside of loops, the first of them
@@ -35,10 +37,12 @@ def function_facts(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Function
     """Find out what holds for all loops of a function."""
     everything = list(ast.walk(function))
     own = list(walk_scope(function.body))
+    changes = find_mutations(function.body)
     shared = _declared(own, ast.Global) | _declared(own, ast.Nonlocal)
     return FunctionFacts(
         frozenset(shared),
         frozenset(_declared(everything, ast.Nonlocal) - _declared(own, ast.Nonlocal)),
+        frozenset(bound_names(function.body) | {each.name for each in changes if each.name}),
         tuple(n for n in own if isinstance(n, (*FUNCTIONS, ast.ClassDef, ast.GeneratorExp))),
         next((n for n in own if isinstance(n, ast.Call) and _reads_frame(n)), None),
         _outermost_loops(function.body),
@@ -109,7 +113,9 @@ def _of_closures(loop: Loop, facts: FunctionFacts) -> Iterator[Refusal]:
     inside = set(map(id, ast.walk(loop)))
     passed = _passed_on(loop)
     for closure in facts.closures:
-        shared = sorted(free_names(closure) & bound)
+        is_kept = id(closure) in inside and id(closure) not in passed
+        # One that is kept sees what any variable holds when it is called.
+        shared = sorted(free_names(closure) & (facts.variables if is_kept else bound))
         if not shared:
             continue
         line, what = getattr(closure, "lineno", 0), _name_of(closure)
@@ -119,7 +125,7 @@ def _of_closures(loop: Loop, facts: FunctionFacts) -> Iterator[Refusal]:
             if isinstance(closure, ast.GeneratorExp) or line > (around.end_lineno or 0):
                 continue
             yield Refusal(line, f"{what} refers to {shared[0]}, which the loop binds")
-        elif id(closure) not in passed:
+        elif is_kept:
             yield Refusal(line, f"{what} in its body refers to {shared[0]} and may be kept")
 
 
@@ -150,7 +156,7 @@ def _is_kept_by_call(node: ast.AST, parents: dict[int, ast.AST]) -> bool:
     call = parents[id(parent)] if isinstance(parent, ast.keyword) else parent
     if not isinstance(parents.get(id(call)), ast.Expr):
         return False
-    # What these get is gone through at once.
+    # What these get they go through at once.
     consumes = getattr(call.func, "attr", "") in ("extend", "update")  # type: ignore[attr-defined]
     return not (consumes and isinstance(node, ast.GeneratorExp))
 

@@ -217,7 +217,8 @@ class _LoopWriter:
         # The condition comes first: it may bind names of the state.
         is_tested = where == _GOES_ON and self._test is not None
         leaves_by = "__remat_where" if is_tested else str(where)
-        given = ", ".join([f"__remat_state, {leaves_by}, ({outputs})", *values])
+        reads = "".join(f"{name}, " for name in plan.reads)
+        given = ", ".join([f"__remat_state, {leaves_by}, ({outputs}), ({reads})", *values])
         code = self._code(f"{prelude}return __remat_frame.close({given})")
         if is_tested:
             first = self._code(f"__remat_where = {_GOES_ON} if test else {_ENDED}")

@@ -262,7 +262,7 @@ class _Loop:
         kept = Kept(
             zip(self._plan.reads, reads, strict=True), self._plan.volatile, self._runtime.values
         )
-        origins.read(reads, kept.copies)
+        origins.read(reads)
         if self._items is not None:
             origins.iterates(self._items.entry)
         step = make(frame, tuple(sources), *kept.copies)
