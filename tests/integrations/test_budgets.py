@@ -122,3 +122,12 @@ def test_the_gradients_of_the_plain_model_within_the_budget(make, share) -> None
     assert record.followed
     assert record.recomputed_ops
     assert record.measured_peak <= 1.05 * budget
+
+
+def test_all_memory_of_a_model_belongs_to_modules() -> None:
+    model, inputs = _gpt2()
+    report = remat.memory_report(model, **inputs)
+    modules = {row.module: row.modules for row in report.rows}
+    assert "" not in modules
+    assert modules["transformer.h.*.attn"] == modules["transformer.h.*.mlp.act"] > 1
+    assert sum(row.kept_bytes for row in report.rows) == report.trace.saved_bytes

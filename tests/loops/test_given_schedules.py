@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 import remat
 from remat.schedules import (
@@ -149,13 +150,12 @@ class Forgetful:
 @both
 @pytest.mark.parametrize("leave_out", [slice(-1, None), slice(-2, -1), slice(-3, None)])
 def test_a_schedule_that_changes_never_gives_a_gradient(on, leave_out: slice) -> None:
-    try:
+    if leave_out == slice(-1, None) and on.sin is torch.sin:  # goes back through 0 and 1 at once
         found = value_and_grad(on, Forgetful(leave_out), 6)
-    except IllegalMoveError as error:
-        assert "same actions every time" in str(error)
-    else:  # PyTorch goes back through steps 0 and 1 at once
-        assert leave_out == slice(-1, None)
         assert found == pytest.approx(expected(0.5, 6), rel=1e-12)
+        return
+    with pytest.raises(IllegalMoveError, match="same actions every time"):
+        value_and_grad(on, Forgetful(leave_out), 6)
 
 
 @both

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..plans import Alive, Kind, PassRecord, Plan, Simulation, Trace, simulate
+from ..plans.attribution import Repeated, repeated_modules
 from ..plans.bounds import lower_bound_seconds
 from ..sizes import format_bytes
 from .tables import Grid
@@ -20,12 +21,13 @@ _LINE = re.compile(r", ([^,]*):(\d+)(?:: |$)")  # file and line in the place of 
 
 @dataclass(frozen=True, slots=True)
 class ModuleRow:
-    """What a plan does with what the ops of a module make."""
+    """What a plan does with what the ops of a module make, or of several that do the same."""
 
-    module: str
+    module: str  # its path; `h.*.mlp` for those of all blocks together
     kept_bytes: int
     recomputed_bytes: int
     recompute_seconds: float
+    modules: int = 1
 
     @property
     def bytes_per_second(self) -> float:
@@ -53,7 +55,7 @@ class BudgetReport:
                     [_cells(row) for row in module_rows(self.trace, self.plan)],
                 ),
                 f"at the peak, in {_moment(self.trace, simulation)}:",
-                _table(["module and line", "what", "bytes"], _alive_rows(self.trace, simulation)),
+                _alive_table(self.trace, simulation, self.plan),
             ]
         )
 
@@ -113,33 +115,47 @@ def _computed(trace: Trace) -> list[int]:
 
 
 def module_rows(trace: Trace, plan: Plan) -> list[ModuleRow]:
-    """Return what a plan does by module, those that hold or recompute most first."""
-    kept: dict[str, int] = {}
-    dropped: dict[str, int] = {}
-    seconds: dict[str, float] = {}
+    """Return what a plan does by module, those that hold or recompute most first.
+
+    Blocks that repeat, and with which the plan does the same, are one row.
+    """
+    names = repeated_modules(trace, plan.keep)
+    kept: dict[Repeated, int] = {}
+    dropped: dict[Repeated, int] = {}
+    seconds: dict[Repeated, float] = {}
     for number in trace.saved:
         value = trace.values[number]
         if value.made_by is not None:
             is_kept = number in plan.keep or value.kind is Kind.FIXED
             where = kept if is_kept else dropped
-            module = trace.ops[value.made_by].module
+            module = names[trace.ops[value.made_by].module]
             where[module] = where.get(module, 0) + value.nbytes
     for ops in simulate(trace, plan).recomputed:
         for number in ops:
             op = trace.ops[number]
-            seconds[op.module] = seconds.get(op.module, 0.0) + op.seconds
+            module = names[op.module]
+            seconds[module] = seconds.get(module, 0.0) + op.seconds
     rows = [
-        ModuleRow(module, kept.get(module, 0), dropped.get(module, 0), seconds.get(module, 0.0))
+        ModuleRow(
+            module.name,
+            kept.get(module, 0),
+            dropped.get(module, 0),
+            seconds.get(module, 0.0),
+            module.times,
+        )
         for module in kept | dropped | seconds
     ]
     return sorted(rows, key=lambda row: -(row.kept_bytes + row.recomputed_bytes))
 
 
-def modules_at_peak(trace: Trace, simulation: Simulation) -> list[tuple[str, str, int]]:
+def modules_at_peak(
+    trace: Trace, simulation: Simulation, kept: Collection[int] = ()
+) -> list[tuple[str, str, int]]:
     """Return what is alive at the peak: module and line, what it is, bytes; the largest first."""
+    names = repeated_modules(trace, kept)
     found: dict[tuple[str, str], int] = {}
     for alive in simulation.alive:
-        key = _place_of(trace, alive), alive.what
+        key = _place_of(trace, alive, names), alive.what
         found[key] = found.get(key, 0) + alive.nbytes
     rows = [(place, what, nbytes) for (place, what), nbytes in found.items()]
     return sorted(rows, key=lambda row: -row[2])
@@ -165,14 +181,15 @@ class MemoryReport:
     @property
     def at_peak(self) -> list[tuple[str, str, int]]:
         """What is alive at the peak: module and line, what it is, bytes; the largest first."""
-        return modules_at_peak(self.trace, simulate(self.trace, self._plan))
+        simulation = simulate(self.trace, self._plan)
+        return modules_at_peak(self.trace, simulation, self._plan.keep)
 
     def text(self) -> str:
         """Return it as text."""
         trace, simulation = self.trace, simulate(self.trace, self._plan)
         total = trace.saved_bytes or 1
         cells = [
-            [row.module or "-", format_bytes(row.kept_bytes), f"{row.kept_bytes / total:.0%}"]
+            [_name_of(row), format_bytes(row.kept_bytes), f"{row.kept_bytes / total:.0%}"]
             for row in self.rows
         ]
         return "\n".join(
@@ -182,7 +199,7 @@ class MemoryReport:
                 "",
                 _table(["module", "saved for backward", "share"], cells),
                 "at the peak:",
-                _table(["module and line", "what", "bytes"], _alive_rows(trace, simulation)),
+                _alive_table(trace, simulation, self._plan),
             ]
         )
 
@@ -199,7 +216,7 @@ class MemoryReport:
         return f"<pre>{self.text()}</pre>"
 
 
-def _place_of(trace: Trace, alive: Alive) -> str:
+def _place_of(trace: Trace, alive: Alive, names: Mapping[str, Repeated]) -> str:
     if alive.what == "workspace":
         op = trace.ops[alive.number]
     else:
@@ -209,7 +226,7 @@ def _place_of(trace: Trace, alive: Alive) -> str:
         op = trace.ops[made_by]
     line = _LINE.search(op.place)
     where = f"{Path(line[1]).name}:{line[2]}" if line else ""
-    return ", ".join(filter(None, [op.module, where])) or op.name
+    return ", ".join(filter(None, [str(names[op.module]), where])) or op.name
 
 
 def _moment(trace: Trace, simulation: Simulation) -> str:
@@ -222,15 +239,22 @@ def _moment(trace: Trace, simulation: Simulation) -> str:
     return f"{phase[peak.phase]} of {op.name}{where}"
 
 
-def _alive_rows(trace: Trace, simulation: Simulation) -> list[list[str]]:
-    rows = modules_at_peak(trace, simulation)
-    return [[place, what, format_bytes(nbytes)] for place, what, nbytes in rows]
+def _alive_table(trace: Trace, simulation: Simulation, plan: Plan) -> str:
+    rows = modules_at_peak(trace, simulation, plan.keep)
+    return _table(
+        ["module and line", "what", "bytes"],
+        [[place, what, format_bytes(nbytes)] for place, what, nbytes in rows],
+    )
+
+
+def _name_of(row: ModuleRow) -> str:
+    return str(Repeated(row.module, row.modules)) or "-"
 
 
 def _cells(row: ModuleRow) -> list[str]:
     rate = f"{format_bytes(row.bytes_per_second)}/s" if row.recompute_seconds else "-"
     return [
-        row.module or "-",
+        _name_of(row),
         format_bytes(row.kept_bytes),
         format_bytes(row.recomputed_bytes),
         f"{row.recompute_seconds:.4f}",

@@ -362,6 +362,75 @@ def test_where_the_memory_goes() -> None:
     assert "at the peak" in str(report)
 
 
+def gated(x: torch.Tensor, steps: int = 0) -> torch.Tensor:
+    """Call an op far below the forward pass that called this."""
+    return gated(x, steps - 1) if steps else x.sigmoid() * x
+
+
+class Gate(nn.Module):
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return gated(x, self.steps)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, steps: int = 0) -> None:
+        super().__init__()
+        self.up, self.gate, self.down = nn.Linear(8, width), Gate(steps), nn.Linear(width, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.gate(self.up(x)))
+
+
+class Stack(nn.Module):
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return gated(x)
+
+
+@pytest.mark.parametrize("steps", [0, 30])
+def test_memory_belongs_to_the_module_that_runs_whatever_its_forward_calls(steps: int) -> None:
+    rows = 16  # a gate keeps its input, which the layer before it made, and the sigmoid
+    model = Stack(*(Block(32, steps) for _ in range(5)))
+    report = remat.memory_report(model, torch.ones(rows, 8))
+    found = {row.module: (row.kept_bytes, row.modules) for row in report.rows}
+    assert found["blocks.*.gate"] == (5 * rows * 32 * 4 * 2, 5)  # the sigmoid and the product
+    assert found["blocks.*.up"] == (5 * rows * 32 * 4, 5)
+    assert found["Stack"] == (rows * 8 * 4, 1)
+    assert "" not in found
+    assert sum(kept for kept, _ in found.values()) == report.trace.saved_bytes
+    assert "blocks.*.gate x 5" in str(report)
+    assert all(place.split(",")[0] for place, _, _ in report.at_peak)
+    assert any("blocks.*.gate x 5, test_budgets.py:" in place for place, _, _ in report.at_peak)
+
+
+def test_only_blocks_that_do_the_same_are_one_row() -> None:
+    widths = [32, 32, 64, 32, 64, 16]
+    report = remat.memory_report(Stack(*map(Block, widths)), torch.ones(4, 8))
+    found = {row.module: (row.kept_bytes, row.modules) for row in report.rows}
+    assert found["blocks.{0-1,3}.up"] == (3 * 4 * 32 * 4, 3)
+    assert found["blocks.{2,4}.up"] == (2 * 4 * 64 * 4, 2)
+    assert found["blocks.5.up"] == (4 * 16 * 4, 1)
+
+
+def test_traces_of_a_profiler_know_the_module() -> None:
+    model = Stack(Block(32), Block(16))
+    with remat.CheckpointProfiler() as profiler, remat.CheckpointScope("stack"):
+        loss = model(torch.ones(4, 8)).sum()
+    loss.backward()
+    (trace,) = profiler.traces
+    modules = [op.module for op in trace.ops if "sigmoid" in op.name]
+    assert modules == ["blocks.0.gate", "blocks.1.gate", "Stack"]
+
+
 def test_a_function_without_gradients_has_no_frontier() -> None:
     with pytest.raises(remat.UnsupportedError, match="no gradient"):
         remat.frontier(lambda x: x * 2, torch.ones(3))

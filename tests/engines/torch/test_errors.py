@@ -155,6 +155,27 @@ class Product(nn.Module):
         return torch.tanh(x @ self.inner.weight).exp()
 
 
+@pytest.mark.parametrize("depth", [1, 3, 12])
+@pytest.mark.parametrize("api", FORGETTING)
+def test_an_error_in_nested_sequentials_names_the_line_of_the_user(api, depth: int) -> None:
+    table = nn.Embedding(5, 4)
+    model: nn.Module = table
+    for _ in range(depth):
+        model = nn.Sequential(model, nn.Sigmoid())
+
+    def call(numbers):
+        return model(numbers)  # here
+
+    y = APIS[api](call, torch.tensor([1, 2]))
+    table.weight.data = table.weight.data[:, :2]
+    with pytest.raises(RuntimeError, match="another shape over it") as caught:
+        y.sum().backward()
+    (note,) = caught.value.__notes__
+    for part in ("aten.embedding", "Embedding", __file__, "# here"):
+        assert part in note
+    assert "remat/engines" not in note.replace(__file__, "")
+
+
 @pytest.mark.parametrize("part_of", [lambda w: w[:, :2], lambda w: w[:2], lambda w: w.t()])
 @pytest.mark.parametrize("api", FORGETTING)
 def test_another_shape_of_a_parameter_names_op_module_and_line(api, part_of) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import linecache
 import os
+import sys
+from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 from weakref import ref
@@ -12,13 +14,12 @@ from weakref import ref
 import torch
 
 from .backend import MODULE_CALL
-from .memory.records import SourceLocation
+from .memory.records import Op, SourceLocation
 
-__all__ = ["caller", "describe", "line_text", "outermost_module", "user_code"]
+__all__ = ["caller", "describe", "line_text", "module_path", "user_code"]
 
 _REMAT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _LIBRARIES = os.path.dirname(torch.__file__) + os.sep, _REMAT + os.sep
-_MAX_FRAMES = 9  # frames that are searched at most, so that deep stacks are not slow
 # Keyed by id, because the hash of a code object reads all of it.
 user_code: dict[int, CodeType] = {}  # known to be outside of torch and remat
 _libraries: dict[int, CodeType] = {}  # known to be in torch or remat
@@ -38,10 +39,13 @@ def caller(frame: Any) -> SourceLocation:
 
 
 def _nearest_user_frame(frame: Any) -> tuple[Any, ref[torch.nn.Module] | None]:
-    """Go up from library code to user code; return that frame and the innermost module."""
+    """Go up from library code to user code; return that frame and the innermost module.
+
+    Modules in modules, as in a `Sequential` of `Sequential`s, are many frames of a library.
+    """
     module = None
-    inner = frame
-    for _ in range(_MAX_FRAMES):
+    first = inner = frame
+    while True:
         code = frame.f_code
         if id(code) not in _libraries:
             if id(code) in user_code or not code.co_filename.startswith(_LIBRARIES):
@@ -50,8 +54,8 @@ def _nearest_user_frame(frame: Any) -> tuple[Any, ref[torch.nn.Module] | None]:
             _libraries[id(code)] = code
         if code is MODULE_CALL and module is None:
             module = _module_of(inner, frame)
-        if frame.f_back is None:
-            break
+        if frame.f_back is None:  # a thread of a library: name what it called first
+            return first, module
         inner, frame = frame, frame.f_back
     return frame, module
 
@@ -115,11 +119,28 @@ def _path_of(module: torch.nn.Module) -> str:
     return f"{max(paths, key=lambda p: p.count('.'))} ({kind})" if paths else kind
 
 
-def outermost_module(frame: Any) -> torch.nn.Module | None:
-    """Return the outermost module that is being called."""
-    call = None
+def module_path(op: Op, paths: dict[int, str]) -> str:
+    """Return the path of the innermost module that is running, from the outermost one.
+
+    It may be far up the stack: a `forward` calls helpers, which call ops. `paths` are those that
+    are known, by the modules' ids; they are added to.
+    """
+    module = None if op.location[2] is None else op.location[2]()
+    if module is None:
+        module = next(_running(sys._getframe(1)), None)
+    if module is None:
+        return ""
+    if id(module) not in paths:
+        *_, root = module, *_running(sys._getframe(1))
+        paths[id(module)] = type(module).__name__
+        for path, part in root.named_modules():
+            paths[id(part)] = path or type(part).__name__
+    return paths[id(module)]
+
+
+def _running(frame: Any) -> Iterator[torch.nn.Module]:
+    """Generate the modules that are being called, the innermost first."""
     while frame is not None:
         if frame.f_code is MODULE_CALL:
-            call = frame
+            yield frame.f_locals["self"]
         frame = frame.f_back
-    return None if call is None else call.f_locals["self"]

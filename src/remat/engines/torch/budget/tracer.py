@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from ....plans.trace import Op as TracedOp
 from ....plans.trace import Value as TracedValue
 from ..memory.records import Op, Origin, SourceLocation, Value
 from ..memory.tensors import nbytes_of
-from ..source_location import line_text, outermost_module
+from ..source_location import line_text, module_path
 from .workspace import Call, call_of, known_workspace, measure_workspace
 
 __all__ = ["Key", "Tracer", "key_of"]
@@ -135,7 +134,7 @@ class Tracer:
             largest = max(self._values[read].nbytes for read in reads)
             self.kernel_workspace[number] = largest + self._values[-1].nbytes
             self.needs_workspace(number, self.kernel_workspace[number])
-        module = self._module_path(op)
+        module = module_path(op, self._paths)
         noted = _Noted(op.traits.func, op.location, module, key, reads, makes)
         self._ops.append(noted)
         self._seconds.append(seconds)
@@ -154,18 +153,6 @@ class Tracer:
 
     def _workspace_key(self, op: _Noted) -> Any:
         return op.key, tuple(self._values[read].requires_grad for read in op.reads)
-
-    def _module_path(self, op: Op) -> str:
-        """Return the path of the module that called an op, from the outermost one."""
-        module = None if op.location[2] is None else op.location[2]()
-        if module is None:
-            return ""
-        if id(module) not in self._paths:
-            root = outermost_module(sys._getframe(1))
-            self._paths[id(module)] = type(module).__name__
-            for path, part in () if root is None else root.named_modules():
-                self._paths[id(part)] = path or type(part).__name__
-        return self._paths[id(module)]
 
     def number(self, value: Value) -> int:
         """Return the number of a value; one that is new is an input of the pass."""

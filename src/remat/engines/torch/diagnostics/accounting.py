@@ -19,7 +19,7 @@ from ..memory.records import Op, Operand, Origin, Value
 from ..memory.tensors import is_plain, nbytes_of
 from ..region import Region, SavedTensor
 from ..replay import NeededOp, values_used
-from ..source_location import line_text
+from ..source_location import line_text, module_path
 
 __all__ = ["Accounting", "ObservedTensor", "name_of", "storage_number"]
 
@@ -48,6 +48,7 @@ class Accounting:
     def __init__(self, what: Any, observers: tuple[Observer, ...]) -> None:
         self._observers = [(observer, observer.region_ran(name_of(what))) for observer in observers]
         self._ops: list[trace.Op] = []
+        self._paths: dict[int, str] = {}  # of modules, by id
         self._values: list[trace.Value] = []
         self._traced: dict[Value, int] = {}  # numbers of values, while the region is open
         self._saves: dict[int, dict[int, None]] = {}  # by op
@@ -81,8 +82,8 @@ class Accounting:
                 )
             )
         makes = tuple(self._traced[value] for value, _ in made)
-        location = line_text(op.location)
-        self._ops.append(trace.Op(str(op.traits.func), reads, makes, seconds, location))
+        place, module = line_text(op.location), module_path(op, self._paths)
+        self._ops.append(trace.Op(str(op.traits.func), reads, makes, seconds, place, module))
 
     def _number(self, value: Value) -> int:
         number = self._traced.get(value)
