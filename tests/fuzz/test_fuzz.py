@@ -73,7 +73,7 @@ def test_shrinking_leaves_what_fails_and_what_it_needs():
         runs = compare.check(smaller).kind == "same"
         return runs and line.text in programs.text_of(smaller)
 
-    small = shrink.shrink(program, fails)
+    small = shrink.shrink(program, fails, seconds=600)
     assert fails(small)
     assert len(list(programs.walk(small.items))) <= 4, programs.text_of(small)
 
