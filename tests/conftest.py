@@ -23,7 +23,7 @@ settings.register_profile(
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 
-MATRIX, SHARE = 16, 8  # of a test with more parameter sets than 16, one in 8 is run
+MATRIX, SHARE = 48, 8  # of a test with more parameter sets than 48, one in 8 is run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -67,7 +67,7 @@ def _sample(matrix: list[pytest.Item]) -> list[pytest.Item]:
     wanted = {
         (argument, value)
         for argument, found in arguments.items()
-        if 3 * len(found) <= len(matrix)
+        if 2 * len(found) <= len(matrix)
         for value in found
     }
     chosen = []
