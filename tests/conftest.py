@@ -54,8 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _sample(matrix: list[pytest.Item]) -> list[pytest.Item]:
     """Choose by a hash of the name, so that the same ones are run everywhere and always.
 
-    Every value of every argument is among them, arguments aside that are others in (nearly) every
-    set: a list of programs times a list of ways to run them has each program and each way.
+    Every value of every argument occurs, unless an argument has more values than half the number of
+    sets: of a table of programs times ways to run them, each program is run, and each way.
     """
     if len(matrix) <= MATRIX:
         return matrix
