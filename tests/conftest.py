@@ -23,7 +23,7 @@ settings.register_profile(
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 
-MATRIX, SHARE = 16, 8  # of a test with more parameter sets than 16, one in 8 is run
+MATRIX, SHARE = 48, 8  # of a test with more parameter sets than 48, one in 8 is run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("all" if config.getoption("--all") else "sample")
+    config.pluginmanager.register(_Collector())
 
 
 @pytest.hookimpl(trylast=True)  # of what `-k` and `-m` leave
@@ -53,8 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _sample(matrix: list[pytest.Item]) -> list[pytest.Item]:
     """Choose by a hash of the name, so that the same ones are run everywhere and always.
 
-    Every value of every argument is among them, arguments aside that are others in (nearly) every
-    set: a list of programs times a list of ways to run them has each program and each way.
+    Every value of every argument occurs, unless an argument has more values than half the number of
+    sets: of a table of programs times ways to run them, each program is run, and each way.
     """
     if len(matrix) <= MATRIX:
         return matrix
@@ -66,7 +67,7 @@ def _sample(matrix: list[pytest.Item]) -> list[pytest.Item]:
     wanted = {
         (argument, value)
         for argument, found in arguments.items()
-        if 3 * len(found) <= len(matrix)
+        if 2 * len(found) <= len(matrix)
         for value in found
     }
     chosen = []
@@ -84,17 +85,20 @@ def _arguments(item: pytest.Item) -> dict[str, object]:
     return {name: v if isinstance(v, plain) else id(v) for name, v in found.items()}
 
 
-_modules = 0  # how many were loaded when the garbage collector was last told to pass them over
+class _Collector:
+    """Hides what stays from the garbage collector: with PyTorch, a full collection takes 0.3 s."""
 
+    def __init__(self) -> None:
+        self.tests = self.modules = 0
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Hide modules from the garbage collector: with PyTorch, each full collection takes 0.3 s."""
-    global _modules  # noqa: PLW0603 (as long as the process)
-    if len(sys.modules) > _modules + 100:  # PyTorch loads its compiler when it is first needed
-        gc.collect()
-        gc.freeze()
-        _modules = len(sys.modules)
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        # PyTorch loads its compiler when it is first needed; reports of tests stay, and much else.
+        if self.tests % 50 == 0 or len(sys.modules) > self.modules + 100:
+            gc.collect()
+            gc.freeze()
+            self.modules = len(sys.modules)
+        self.tests += 1
 
 
 @pytest.fixture(autouse=True)

@@ -43,6 +43,7 @@ def test_the_python_blocks_of_a_page_print_what_they_say(
         assert capsys.readouterr().out.splitlines() == _promised(block)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
 def test_an_example_runs(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(example), run_name="__main__")

@@ -62,6 +62,7 @@ def test_a_recorded_unet_comes_near_the_optimum_of_all_schedules(part, percent) 
     assert 100 * plan.extra_seconds / plain <= 1.05 * percent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [0.5, 0.4, 0.32])
 def test_a_recorded_unet_is_below_the_optimum_of_the_staged_model(part) -> None:
     trace = recorded("unet")

@@ -22,7 +22,7 @@ from remat.schedules import (
 )
 
 # Why no deadline? How long one example takes says nothing about the schedule.
-thorough = settings(deadline=None, max_examples=100)
+thorough = settings(deadline=None)
 
 steps = st.integers(0, 80)
 slots = st.integers(0, 12)

@@ -39,14 +39,14 @@ def gradient(steps: int, slots: int, schedule: str):
 @pytest.mark.parametrize("schedule", ["auto", "revolve"])
 def test_the_peak_stays_near_the_checkpoints(schedule) -> None:
     state = 8 * SIZE
-    found = peak(gradient(1000, 20, schedule))
+    found = peak(gradient(400, 20, schedule))
     assert found < (20 + 12) * state
     assert found > 20 * state  # or the measurement would be blind
 
 
 @pytest.mark.parametrize("schedule", ["auto", "revolve"])
 def test_the_peak_does_not_grow_with_the_length(schedule) -> None:
-    short, long = (peak(gradient(steps, 10, schedule)) for steps in (250, 1000))
+    short, long = (peak(gradient(steps, 10, schedule)) for steps in (100, 400))
     assert long < 1.15 * short
 
 
@@ -61,7 +61,7 @@ def test_holding_everything_takes_what_it_takes() -> None:
 
 def test_a_plain_sweep_holds_its_checkpoints_only() -> None:
     state = 8 * SIZE
-    found = peak(lambda: remat.checkpointed_loop(step, np.ones(SIZE), 1000, 10))
+    found = peak(lambda: remat.checkpointed_loop(step, np.ones(SIZE), 400, 10))
     assert found < (10 + 5) * state
 
 
@@ -89,7 +89,7 @@ def test_small_states_keep_to_the_budget(schedule, leaves) -> None:
     def loss(x):
         state = tuple(x + i for i in range(leaves))
         options = {"memory_budget": BUDGET, "schedule": schedule}
-        return np.sum(remat.checkpointed_loop(small_step, state, 800, **options)[0][0])
+        return np.sum(remat.checkpointed_loop(small_step, state, 500, **options)[0][0])
 
     assert peak(lambda: remat.grad(loss)(np.ones(SMALL))) < BUDGET + PASS
 
@@ -97,7 +97,7 @@ def test_small_states_keep_to_the_budget(schedule, leaves) -> None:
 def test_a_while_loop_of_small_states_keeps_to_the_budget() -> None:
     def loss(x):
         state = remat.checkpointed_while(
-            lambda s: s[1] < 800, lambda s: (np.sin(s[0]), s[1] + 1), (x, 0), memory_budget=BUDGET
+            lambda s: s[1] < 500, lambda s: (np.sin(s[0]), s[1] + 1), (x, 0), memory_budget=BUDGET
         )[0]
         return np.sum(state[0])
 
