@@ -106,13 +106,10 @@ class Tracer:
 
     # -- forward -----------------------------------------------------------------------------------
 
-    def ran(self, op: Op, made: Made, seconds: float, key: Key) -> None:
-        """Note an op, what it made, and what `key_of` returned for it."""
+    def ran(self, op: Op, made: Made, seconds: float, key: Key, *, has_grad: bool) -> None:
+        """Note an op, what it made, what `key_of` returned for it, and if it is differentiated."""
         number = len(self._ops)
         reads = tuple(dict.fromkeys(self.number(value) for value in op.reads))
-        needs_grad = torch.is_grad_enabled() and any(
-            self._values[read].requires_grad for read in reads
-        )
         for value, tensor in made:
             before = None if value.argument is None else op.overwritten(value.argument)
             self._add(
@@ -123,7 +120,7 @@ class Tracer:
                     made_by=number,
                     overwrites=None if before is None else self.number(before),
                     kind=Kind.COMPUTED if value.op is not None else Kind.FIXED,
-                    requires_grad=needs_grad and tensor.dtype.is_floating_point,
+                    requires_grad=has_grad and (tensor.is_floating_point() or tensor.is_complex()),
                     name=value.name,
                 ),
             )
@@ -139,7 +136,7 @@ class Tracer:
         noted = _Noted(op.traits.func, op.location, module, key, reads, makes)
         self._ops.append(noted)
         self._seconds.append(seconds)
-        if self.is_new and needs_grad:
+        if self.is_new and has_grad:
             self._note_call(op, noted)
         if len(self._saves) < len(self._ops):
             self._saves.append({})
@@ -236,6 +233,37 @@ class Tracer:
 
     def end_forward(self) -> None:
         self._is_forward = False
+        self._drop_last_ops()
+
+    def _drop_last_ops(self) -> None:
+        """Drop ops at the end that backward has nothing to do with: metrics, what is printed.
+
+        A program is the same whether or not they run in a step.
+        """
+        count = len(self._ops)
+        while self._ops and not self._matters(len(self._ops) - 1):
+            self._ops.pop()
+        if len(self._ops) < count and self._ops:
+            del self._seconds[len(self._ops) :], self._saves[len(self._ops) :]
+            known = max(max((*op.reads, *op.makes), default=-1) for op in self._ops)
+            del self._values[1 + max(known, *(n for saves in self._saves for n in saves), 0) :]
+
+    def _matters(self, number: int) -> bool:
+        """Return whether an op has a backward, wrote to what is there, or made what is saved."""
+        if any(self._saves[number:]) or number in self._workspace:
+            return True
+        return any(
+            value.requires_grad or value.overwrites is not None or made in self._saved
+            for made in self._ops[number].makes
+            for value in (self._values[made],)
+        )
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether an op has a gradient, or saves something for it."""
+        return any(self._saves) or any(
+            v.requires_grad and v.made_by is not None for v in self._values
+        )
 
     def used(self, node: int) -> None:
         """Note that the backward of an op asked for what it saved."""
@@ -315,7 +343,9 @@ class Tracer:
         return max(others, default=made_by)
 
     def _finished(self) -> Iterable[TracedValue]:
+        last = len(self._ops) - 1
         for number, value in enumerate(self._values):
+            freed = self._freed.get(number)
             is_pinned = number in self._pinned and value.kind is Kind.COMPUTED
             yield TracedValue(
                 value.nbytes,
@@ -323,12 +353,12 @@ class Tracer:
                 value.overwrites,
                 Kind.FIXED if is_pinned else value.kind,
                 value.requires_grad,
-                self._freed.get(number),
+                None if freed is None else min(freed, last),
                 value.name,
             )
 
     def died(self, number: int) -> None:
-        if self._is_forward:
+        if self._is_forward and number < len(self._values):
             self._freed[number] = max(len(self._ops) - 1, 0)
             if number not in self._saved and self._values[number].overwrites is None:
                 self.plain_bytes -= self._values[number].nbytes
