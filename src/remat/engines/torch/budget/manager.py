@@ -59,6 +59,13 @@ class Budget:
     def __reduce__(self) -> Any:
         return partial(Budget, share=self._share), (self._budget, self._planner)
 
+    def change(self, budget: int | float | str, *, share: float) -> None:
+        """Take another budget, for the passes that begin from now on; they are planned again."""
+        if (budget, share) != (self._budget, self._share):
+            with self._lock:
+                self._budget, self._share = budget, share
+                self.planned.clear()
+
     def __repr__(self) -> str:
         given = self._budget
         if isinstance(given, float):
@@ -215,8 +222,12 @@ class Budget:
 
     def _plan(self, ended: BudgetedPass) -> None:
         tracer = ended.tracer
-        seconds = agreed_seconds(tracer.keys, tracer.seconds, passes=0)
+        seconds = agreed_seconds(tracer.keys, tracer.seconds, about=self._about(0))
         self._remember(tracer.keys, tracer.trace(seconds), seconds)
+
+    def _about(self, passes: int) -> str:
+        """Return what ranks agree upon besides a program: what it may take, and when it is asked."""
+        return f"{self._budget}/{self._share}/{passes}"
 
     def _remember(
         self, keys: Any, trace: Trace, seconds: list[float], reserved: int = 0
@@ -257,13 +268,15 @@ class Budget:
         return too_small_share(smallest, self._share, budget)
 
     def _ran_again(self, planned: Planned, ended: BudgetedPass) -> None:
+        if planned not in self.planned:
+            return  # the budget has changed since
         known = [other for other in self.planned if other is not planned]
         self.planned[:] = [planned, *known][:_MANY]
         planned.passes += 1
         if planned.passes == _REFINED:
             # The first pass was cold: kernels were loaded, memory was new.
             seconds = list(map(min, planned.seconds, ended.tracer.seconds))
-            seconds = agreed_seconds(planned.keys, seconds, passes=planned.passes)
+            seconds = agreed_seconds(planned.keys, seconds, about=self._about(planned.passes))
             planned.refined = ended.tracer.trace(seconds), seconds
 
     def _plan_again(self, ended: BudgetedPass, followed: Planned) -> None:
@@ -292,7 +305,7 @@ class Budget:
         given = self._bytes(followed.trace.plain_peak)
         is_kept = ended.meter.peak <= max(given, followed.plan.memory_budget or 0)
         reserved = planned.reserved if is_kept else max(planned.reserved, excess)
-        return agreed_bytes(planned.keys, reserved, passes=planned.passes)
+        return agreed_bytes(planned.keys, reserved, about=self._about(planned.passes))
 
     def _report(self, ended: BudgetedPass, planned: Planned) -> None:
         self.last = PassRecord(
