@@ -485,3 +485,15 @@ def test_writes_to_memory_that_was_there_before_are_no_part_of_a_pass() -> None:
         peaks.append((record.plan.plain_peak_bytes, record.plan.peak_bytes, record.measured_peak))
     for without, with_writes in zip(*peaks, strict=True):
         assert with_writes == pytest.approx(without, rel=0.02)
+
+
+def test_a_budget_that_a_plain_pass_fits_is_taken() -> None:
+    """The gradient of what `sum` reads is a view of a scalar, and takes nothing."""
+    x = torch.randn(128, 128)
+    ws = [torch.randn(128, k * 128, requires_grad=True) for k in (11, 3, 4, 2)]
+    with remat.CheckpointManager(memory_budget=3_200_000) as manager:
+        for _ in range(3):
+            sum(torch.mm(x, w).cos().sum() for w in ws).backward()
+    record = manager.last_pass
+    assert record.recomputed_ops == 0
+    assert record.plan.peak_bytes == record.measured_peak < 3_000_000

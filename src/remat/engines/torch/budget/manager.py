@@ -226,7 +226,7 @@ class Budget:
         self._remember(tracer.keys, tracer.trace(seconds), seconds)
 
     def _about(self, passes: int) -> str:
-        """Return what ranks agree upon besides a program: what it may take, and when it is asked."""
+        """Return what ranks agree upon besides a program: its budget, and when they ask."""
         return f"{self._budget}/{self._share}/{passes}"
 
     def _remember(

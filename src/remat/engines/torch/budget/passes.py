@@ -507,7 +507,9 @@ def _is_made(tensor: Tensor) -> bool:
 
 def _first_of(func: Any, args: tuple[Any, ...]) -> Any:
     """Return what a program is recognised by when it starts again: its first op."""
-    return func, tuple(tuple(a.shape) if isinstance(a, Tensor) else None for a in args)
+    return func, tuple(
+        tuple(a.shape) if isinstance(a, Tensor) and is_plain(a) else type(a) for a in args
+    )
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from ....plans.trace import Value as TracedValue
 from ..memory.records import Op, Origin, SourceLocation, Value
 from ..memory.tensors import nbytes_of
 from ..source_location import line_text, outermost_module
-from .workspace import Call, call_of, known_workspace, measure_workspace
+from .workspace import Call, call_of, is_known, known_backward, measure_workspace
 
 __all__ = ["Key", "Tracer", "key_of"]
 
@@ -128,12 +128,13 @@ class Tracer:
             if before is None:
                 self.plain_bytes += self._values[-1].nbytes
         makes = tuple(self.number(value) for value, _ in made)
-        if op.traits.func in _CONVOLUTIONS and _is_reordered(made[0][1]):
+        if made and op.traits.func in _CONVOLUTIONS and _is_reordered(made[0][1]):
             largest = max(self._values[read].nbytes for read in reads)
             self.kernel_workspace[number] = largest + self._values[-1].nbytes
             self.needs_workspace(number, self.kernel_workspace[number])
         module = self._module_path(op)
-        noted = _Noted(op.traits.func, op.location, module, key, reads, makes)
+        is_whole = len(op.reads) == 1 and bool(op.args) and type(op.args[0]) is Value
+        noted = _Noted(op.traits.func, op.location, module, key, reads, makes, is_whole)
         self._ops.append(noted)
         self._seconds.append(seconds)
         if self.is_new and has_grad:
@@ -144,7 +145,7 @@ class Tracer:
     def _note_call(self, op: Op, noted: _Noted) -> None:
         """Note a call of an op, if it is not known what its backward takes."""
         key = self._workspace_key(noted)
-        if key not in self._unmeasured and known_workspace(key) is None:
+        if key not in self._unmeasured and not is_known(key):
             call = call_of(op)
             if call is not None:
                 self._unmeasured[key] = call
@@ -289,7 +290,7 @@ class Tracer:
                 saves=tuple(self._saves[number]),
                 workspace_bytes=self._workspace.get(number, 0)
                 + views.get(number, 0)
-                + (known_workspace(self._workspace_key(op)) or 0),
+                + known_backward(self._workspace_key(op)).workspace,
             )
             for number, op in enumerate(self._ops)
         )
@@ -331,6 +332,23 @@ class Tracer:
                     extra[between] = extra.get(between, 0) + self._values[read].nbytes
         return extra
 
+    def _with_gradient_views(self) -> set[int]:
+        """Return the values whose gradients are views of a few bytes, as of what `sum` reads."""
+        readers: dict[int, list[_Noted]] = {}
+        for op in self._ops:
+            if any(self._values[made].requires_grad for made in op.makes):
+                for read in op.reads:
+                    readers.setdefault(read, []).append(op)
+        return {
+            number
+            for number, ops in readers.items()
+            if len(ops) == 1
+            and ops[0].reads_one_whole
+            and known_backward(self._workspace_key(ops[0])).returns_view
+            and (made_by := self._values[number].made_by) is not None
+            and self._saves[made_by]  # or its maker would have no backward any more
+        }
+
     def _has_gradient(self, number: int) -> bool:
         value = self._values[number]
         return value.requires_grad and value.made_by is not None
@@ -344,6 +362,7 @@ class Tracer:
 
     def _finished(self) -> Iterable[TracedValue]:
         last = len(self._ops) - 1
+        viewed = self._with_gradient_views()
         for number, value in enumerate(self._values):
             freed = self._freed.get(number)
             is_pinned = number in self._pinned and value.kind is Kind.COMPUTED
@@ -352,7 +371,7 @@ class Tracer:
                 value.made_by,
                 value.overwrites,
                 Kind.FIXED if is_pinned else value.kind,
-                value.requires_grad,
+                value.requires_grad and number not in viewed,
                 None if freed is None else min(freed, last),
                 value.name,
             )
@@ -387,6 +406,7 @@ class _Noted(NamedTuple):
     key: Key
     reads: tuple[int, ...]
     makes: tuple[int, ...]
+    reads_one_whole: bool  # value, and not a part of one
 
 
 def key_of(op: Op, made: Made) -> Key:

@@ -22,10 +22,19 @@ from ..replay import flat
 from ..schema import traits_of
 from .meter import StorageMeter
 
-__all__ = ["Call", "call_of", "known_workspace", "measure_workspace"]
+__all__ = ["Backward", "Call", "call_of", "is_known", "known_backward", "measure_workspace"]
 
-_known: dict[Hashable, int] = {}
 _MANY = 4096
+
+
+class Backward(NamedTuple):
+    """What the backward of a kind of op takes."""
+
+    workspace: int = 0  # bytes at its peak, without the gradients that it returns
+    returns_view: bool = False  # its one gradient is a view of fewer bytes, as that of `sum`
+
+
+_known: dict[Hashable, Backward] = {}
 
 
 class Call(NamedTuple):
@@ -67,9 +76,17 @@ def _empty(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device="meta")
 
 
-def known_workspace(key: Hashable) -> int | None:
-    """Return the bytes of a kind of op, if they were measured."""
-    return _known.get(key)
+def known_backward(key: Hashable) -> Backward:
+    """Return what the backward of a kind of op takes, as far as it was measured."""
+    return _known.get(key, _UNKNOWN)
+
+
+def is_known(key: Hashable) -> bool:
+    """Return whether a kind of op was measured."""
+    return key in _known
+
+
+_UNKNOWN = Backward()
 
 
 def measure_workspace(calls: Mapping[Any, Call]) -> None:
@@ -89,14 +106,14 @@ def measure_workspace(calls: Mapping[Any, Call]) -> None:
 
 def _measure_all(calls: Mapping[Any, Call]) -> None:
     for key, call in calls.items():
-        _known[key] = 0
+        _known[key] = _UNKNOWN
         # Not every op runs on meta tensors, or has a derivative.
         with suppress(Exception):
             _known[key] = _measure(call)
 
 
-def _measure(call: Call) -> int:
-    """Return the bytes alive at the peak of a backward, without the gradients that it returns."""
+def _measure(call: Call) -> Backward:
+    """Run an op and its backward."""
     leaves: list[Tensor] = []
     args = [_with_grad(part, leaves) for part in call.args]
     keywords = {name: _with_grad(part, leaves) for name, part in call.keywords.items()}
@@ -113,7 +130,12 @@ def _measure(call: Call) -> int:
     for gradient in found:
         if gradient is not None and metering.meter.has(gradient):
             results.add(gradient)
-    return max(0, metering.meter.peak - results.live)
+    return Backward(
+        max(0, metering.meter.peak - results.live),
+        len(found) == 1
+        and found[0] is not None
+        and found[0].untyped_storage().nbytes() < found[0].nbytes,
+    )
 
 
 def _with_grad(part: Any, leaves: list[Tensor]) -> Any:
