@@ -19,7 +19,15 @@ from ....plans.trace import Value as TracedValue
 from ..memory.records import Op, Origin, SourceLocation, Value
 from ..memory.tensors import nbytes_of
 from ..source_location import line_text, outermost_module
-from .workspace import Call, call_of, is_known, known_backward, measure_workspace
+from .workspace import (
+    CONVOLUTION,
+    Call,
+    call_of,
+    convolution_workspace,
+    is_known,
+    known_backward,
+    measure_workspace,
+)
 
 __all__ = ["Key", "Tracer", "key_of"]
 
@@ -63,19 +71,6 @@ _SAVE_THEIR_OUTPUT = frozenset(
         *("pow.Scalar", "pow.Tensor_Tensor"),
     ]
 )
-
-
-_CONVOLUTIONS = frozenset([torch.ops.aten.convolution.default])
-
-
-def _is_reordered(tensor: Tensor) -> bool:
-    """Return whether the backward of a convolution copies what it reads into blocks of channels.
-
-    On the CPU oneDNN does so, unless the channels come last already. Below a megabyte it is not
-    worth planning for.
-    """
-    is_large = tensor.nbytes >= 1 << 20
-    return is_large and tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
 class Tracer:
@@ -128,9 +123,8 @@ class Tracer:
             if before is None:
                 self.plain_bytes += self._values[-1].nbytes
         makes = tuple(self.number(value) for value, _ in made)
-        if made and op.traits.func in _CONVOLUTIONS and _is_reordered(made[0][1]):
-            largest = max(self._values[read].nbytes for read in reads)
-            self.kernel_workspace[number] = largest + self._values[-1].nbytes
+        if op.traits.func is CONVOLUTION and made and has_grad:
+            self.kernel_workspace[number] = convolution_workspace(op, made[0][1])
             self.needs_workspace(number, self.kernel_workspace[number])
         module = self._module_path(op)
         is_whole = len(op.reads) == 1 and bool(op.args) and type(op.args[0]) is Value

@@ -3,13 +3,16 @@
 The gradient of `x ** 2` is `grad * (2 * x)`: in between, one more tensor of the size of `x` is
 alive than the gradients. Such bytes are found by running the op and its backward once on meta
 tensors, which have shapes but no data.
+
+The kernels of convolutions allocate besides, which no tensor shows: `convolution_workspace`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +25,7 @@ from ..replay import flat
 from ..schema import traits_of
 from .meter import StorageMeter
 
-__all__ = ["Backward", "Call", "call_of", "is_known", "known_backward", "measure_workspace"]
+__all__ = ["CONVOLUTION", "Backward", "Call", "call_of", "convolution_workspace", "is_known", "known_backward", "measure_workspace"]
 
 _MANY = 4096
 
@@ -163,3 +166,52 @@ class _Metering(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 self.meter.add(tensor)
         return out
+
+
+# -- convolutions on the CPU -----------------------------------------------------------------------
+
+CONVOLUTION: Any = torch.ops.aten.convolution.default
+_BLOCK = 16  # channels
+_ONEDNN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def convolution_workspace(op: Op, result: Tensor) -> int:
+    """Return about the bytes that the kernel of the backward of a convolution allocates on the CPU.
+
+    oneDNN copies what is convolved and the gradient into blocks of channels, unless the channels
+    come last already. What it does not take is unfolded into columns. Other devices are not known.
+    """
+    size, kernel = _size_of(op.args[0]), _size_of(op.args[1])
+    if result.device.type != "cpu" or not result.is_contiguous() or not kernel[2:]:
+        return 0
+    stride, is_transposed, groups = op.args[3], op.args[6], op.args[8]
+    if prod(kernel[2:]) == prod(stride) == 1 and not is_transposed:
+        return 0
+    if not _takes_onednn(result.dtype, size, kernel, groups):
+        spatial = size[2:] if is_transposed else result.shape[2:]
+        channels = result.shape[1] if is_transposed else size[1]
+        return result.element_size() * size[0] * channels * prod(kernel[2:]) * prod(spatial)
+    return result.element_size() * (_blocked(size) + _blocked(result.shape) + _blocked(kernel))
+
+
+def _takes_onednn(dtype: torch.dtype, size: Sequence[int], kernel: Sequence[int], groups: int) -> bool:
+    """Return whether PyTorch gives a convolution to oneDNN: not if it is tiny, or of doubles."""
+    if dtype not in _ONEDNN_DTYPES or not torch.backends.mkldnn.is_available():
+        return False
+    return size[0] > 1 or groups > 1 or min(kernel[2:]) > 3 or prod(size) > _TINY
+
+
+_TINY = 20480  # elements
+
+
+def _blocked(size: Sequence[int]) -> int:
+    """Return the elements of a tensor whose channels are filled up to whole blocks."""
+    return prod(size) // max(size[1], 1) * (-(-size[1] // _BLOCK) * _BLOCK)
+
+
+def _size_of(operand: Any) -> Sequence[int]:
+    if type(operand) is View:
+        return operand.geometry.size
+    size: Sequence[int] = operand.size
+    tensor = operand.tensor()
+    return size if tensor is None else tensor.shape
