@@ -104,6 +104,9 @@ class CheckpointManager:
         memory_threshold: The share of `max_memory_mb` that is planned for.
         auto_checkpoint: False leaves the choice to marks, scopes and `selective_checkpointing`.
 
+    All four are attributes that can be set later, the budget too: passes that begin afterwards keep
+    to it, and are planned again. `auto_checkpoint` counts when the manager is entered.
+
     >>> import torch, remat
     >>> layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(4)]
     >>> model = torch.nn.Sequential(*layers)
@@ -130,28 +133,84 @@ class CheckpointManager:
         memory_threshold: float = 0.8,
         auto_checkpoint: bool = True,
     ) -> None:
-        if max_memory_mb is not None and memory_budget is not None:
-            raise ValueError("give max_memory_mb or memory_budget, not both")
-        if not isinstance(auto_checkpoint, bool):
-            raise TypeError(f"auto_checkpoint is True or False, got {auto_checkpoint!r}")
-        if not _is_number(memory_threshold) or not 0 < memory_threshold <= 1:
-            raise ValueError(f"memory_threshold is a share in (0, 1], got {memory_threshold!r}")
-        if max_memory_mb is not None and (not _is_number(max_memory_mb) or max_memory_mb <= 0):
-            raise ValueError(f"max_memory_mb is a positive number, got {max_memory_mb!r}")
-        if memory_budget is not None:
-            check_memory_budget(memory_budget, "memory_budget")
-        if auto_checkpoint and max_memory_mb is None and memory_budget is None:
-            raise ValueError(
-                "a manager needs a budget: give max_memory_mb or memory_budget, or pass "
-                "auto_checkpoint=False to leave the choice to marks and scopes"
-            )
+        self._max_memory_mb: float | None = None
+        self._memory_budget: int | float | str | None = None
+        self._memory_threshold = 1.0
+        self._budgets: list[Any] = []  # one for each engine
+        self.auto_checkpoint = auto_checkpoint
+        self.memory_threshold = memory_threshold
         self.max_memory_mb = max_memory_mb
         self.memory_budget = memory_budget
-        self.memory_threshold = memory_threshold
-        self.auto_checkpoint = auto_checkpoint
         self._scopes: list[CheckpointScope] = []
-        self._budgets: list[Any] = []  # one for each engine
         self._entered = threading.local()
+
+    # -- the budget --------------------------------------------------------------------------------
+
+    @property
+    def max_memory_mb(self) -> float | None:
+        """The memory in MB that a pass may hold; a change counts for the passes that follow."""
+        return self._max_memory_mb
+
+    @max_memory_mb.setter
+    def max_memory_mb(self, value: float | None) -> None:
+        if value is not None and (not _is_number(value) or value <= 0):
+            raise ValueError(f"max_memory_mb is a positive number, got {value!r}")
+        self._refuse_both(value, self._memory_budget)
+        self._max_memory_mb = value
+        self._changed()
+
+    @property
+    def memory_budget(self) -> int | float | str | None:
+        """The budget of a pass; a change counts for the passes that follow."""
+        return self._memory_budget
+
+    @memory_budget.setter
+    def memory_budget(self, value: int | float | str | None) -> None:
+        if value is not None:
+            check_memory_budget(value, "memory_budget")
+        self._refuse_both(self._max_memory_mb, value)
+        self._memory_budget = value
+        self._changed()
+
+    @property
+    def memory_threshold(self) -> float:
+        """The share of `max_memory_mb` that is planned for."""
+        return self._memory_threshold
+
+    @memory_threshold.setter
+    def memory_threshold(self, value: float) -> None:
+        if not _is_number(value) or not 0 < value <= 1:
+            raise ValueError(f"memory_threshold is a share in (0, 1], got {value!r}")
+        self._memory_threshold = value
+        self._changed()
+
+    @property
+    def auto_checkpoint(self) -> bool:
+        """Whether a plan decides; it counts when the manager is entered."""
+        return self._auto_checkpoint
+
+    @auto_checkpoint.setter
+    def auto_checkpoint(self, value: bool) -> None:
+        if not isinstance(value, bool):
+            raise TypeError(f"auto_checkpoint is True or False, got {value!r}")
+        self._auto_checkpoint = value
+
+    @staticmethod
+    def _refuse_both(max_memory_mb: Any, memory_budget: Any) -> None:
+        if max_memory_mb is not None and memory_budget is not None:
+            raise ValueError(
+                "give max_memory_mb or memory_budget, not both; to change from one to the other, "
+                "set the one that counts now to None first"
+            )
+
+    @property
+    def _has_budget(self) -> bool:
+        return self._max_memory_mb is not None or self._memory_budget is not None
+
+    def _changed(self) -> None:
+        if self._has_budget:
+            for budget in self._budgets:
+                budget.change(self._amount, share=self._share)
 
     # -- around passes -----------------------------------------------------------------------------
 
@@ -164,6 +223,11 @@ class CheckpointManager:
         if getattr(self._entered, "is_open", False):
             raise RuntimeError("this CheckpointManager is entered already; leave it first")
         if self.auto_checkpoint:
+            if not self._has_budget:
+                raise ValueError(
+                    "a manager needs a budget: give max_memory_mb or memory_budget, or pass "
+                    "auto_checkpoint=False to leave the choice to marks and scopes"
+                )
             engines = engines_with_scopes()
             for engine in engines[len(self._budgets) :]:
                 self._budgets.append(engine.Budget(self._amount, _plans_of, share=self._share))
@@ -284,8 +348,8 @@ class CheckpointManager:
         return int(parse_budget(self._amount, whole=0) * self._share)
 
     def __repr__(self) -> str:
-        if self.max_memory_mb is None and self.memory_budget is None:
-            return "CheckpointManager(auto_checkpoint=False)"
+        if not self._has_budget:
+            return f"CheckpointManager(auto_checkpoint={self.auto_checkpoint})"
         amount = self._amount
         text = f"{amount:.0%}" if isinstance(amount, float) else format_bytes(self._limit() or 0)
         return f"CheckpointManager({text}, auto_checkpoint={self.auto_checkpoint})"

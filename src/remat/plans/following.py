@@ -80,18 +80,33 @@ class Follower:
     def step(self, key: Any) -> Planned | None:
         """Take the next op; return the plan that it belongs to, None from where there is none."""
         number = len(self._seen)
-        current = self.current
-        if current is not None and not _has(current, number, key):
-            self.current = next(
-                (
-                    other
-                    for other in self._planned
-                    if _has(other, number, key) and other.keys[:number] == self._seen[:number]
-                ),
-                None,
-            )
+        if self.current is not None:
+            self.current = self.next_plan(key)
         self._seen.append(key if self.current is None else self.current.keys[number])
         return self.current
+
+    def next_plan(self, key: Any) -> Planned | None:
+        """Return the plan in which an op comes next, if there is one; it is not taken."""
+        number, current = len(self._seen), self.current
+        if current is not None and _has(current, number, key):
+            return current
+        return next(
+            (
+                other
+                for other in self._planned
+                if _has(other, number, key) and other.keys[:number] == self._seen[:number]
+            ),
+            None,
+        )
+
+    def begins_part(self, func: Any) -> bool:
+        """Return whether the plan goes on with this op, from nothing but what was there before."""
+        number, current = len(self._seen), self.current
+        if current is None or number >= len(current.keys) or current.keys[number][0] is not func:
+            return False
+        values = current.trace.values
+        reads = (values[read] for read in current.trace.ops[number].reads)
+        return all(value.made_by is None or not value.requires_grad for value in reads)
 
     @property
     def is_complete(self) -> bool:

@@ -340,3 +340,30 @@ def test_budgets_of_threads_are_their_own() -> None:
     for thread in (first, second):
         thread.join()
     assert not errors
+
+
+def test_validation_inside_of_a_manager_and_a_budget_that_is_given_later() -> None:
+    def f(x: np.ndarray) -> np.ndarray:
+        for _ in range(6):
+            x = np.tanh(np.sin(x) * 1.1)
+        return np.sum(x)
+
+    def fails(x: np.ndarray) -> np.ndarray:
+        f(x)
+        raise KeyError("mine")
+
+    x = np.linspace(0.0, 1.0, 10_000)
+    expected = remat.grad(f)(x)
+    manager = remat.CheckpointManager()
+    manager.max_memory_mb = 0.5
+    with manager:
+        for megabytes in (0.5, 0.7):
+            manager.max_memory_mb = megabytes
+            for _ in range(3):
+                np.testing.assert_array_equal(remat.grad(f)(x), expected)
+                f(x[:100])
+                with pytest.raises(KeyError):
+                    remat.grad(fails)(x)
+            assert manager.last_pass.budget == megabytes * 1e6
+            assert manager.last_pass.followed
+            assert [len(b.planned) for b in manager._budgets if b.planned] == [1]

@@ -256,7 +256,6 @@ def test_all_that_registered_scopes_hold_is_dropped() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({}, ValueError, "needs a budget"),
         ({"max_memory_mb": 1, "memory_budget": 1}, ValueError, "not both"),
         ({"max_memory_mb": 0}, ValueError, "max_memory_mb is a positive number, got 0"),
         ({"max_memory_mb": "1"}, ValueError, "max_memory_mb is a positive number"),
@@ -271,6 +270,40 @@ def test_all_that_registered_scopes_hold_is_dropped() -> None:
 def test_bad_options_of_a_manager(options, error, says) -> None:
     with pytest.raises(error, match=says):
         remat.CheckpointManager(**options)
+
+
+def test_a_budget_that_is_given_later() -> None:
+    """As in document 002: `manager = CheckpointManager()`, and then its attributes."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)))
+    x = torch.randn(512, 64)
+
+    def step() -> None:
+        model.zero_grad()
+        model(x).square().mean().backward()
+
+    manager = remat.CheckpointManager()
+    with pytest.raises(ValueError, match="needs a budget"), manager:
+        pass
+    manager.auto_checkpoint, manager.memory_threshold, manager.max_memory_mb = True, 0.8, 2
+    with manager:
+        for megabytes in (2.0, 1.2, 2.0):
+            manager.max_memory_mb = megabytes
+            for _ in range(3):
+                step()
+            assert manager.last_pass.budget == megabytes * 1e6
+            assert manager.last_pass.followed
+            assert manager.last_pass.plan.peak_bytes <= 0.8 * megabytes * 1e6
+            assert manager.last_pass.measured_peak <= 0.9 * megabytes * 1e6
+        assert "1.6 MB" in repr(manager)
+    with pytest.raises(ValueError, match="not both"):
+        manager.memory_budget = 0.5
+    manager.max_memory_mb = None
+    manager.memory_budget = 0.9
+    with manager:
+        step()
+    for name, wrong in (("max_memory_mb", 0), ("memory_budget", "lots"), ("memory_threshold", 2)):
+        with pytest.raises(ValueError, match=name):
+            setattr(manager, name, wrong)
 
 
 @pytest.mark.parametrize(
@@ -521,3 +554,15 @@ def test_writes_to_memory_that_was_there_before_are_no_part_of_a_pass() -> None:
         peaks.append((record.plan.plain_peak_bytes, record.plan.peak_bytes, record.measured_peak))
     for without, with_writes in zip(*peaks, strict=True):
         assert with_writes == pytest.approx(without, rel=0.02)
+
+
+def test_a_budget_that_a_plain_pass_fits_is_taken() -> None:
+    """The gradient of what `sum` reads is a view of a scalar, and takes nothing."""
+    x = torch.randn(128, 128)
+    ws = [torch.randn(128, k * 128, requires_grad=True) for k in (11, 3, 4, 2)]
+    with remat.CheckpointManager(memory_budget=3_200_000) as manager:
+        for _ in range(3):
+            sum(torch.mm(x, w).cos().sum() for w in ws).backward()
+    record = manager.last_pass
+    assert record.recomputed_ops == 0
+    assert record.plan.peak_bytes == record.measured_peak < 3_000_000

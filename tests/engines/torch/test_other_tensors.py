@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import remat
@@ -329,3 +332,62 @@ def test_a_long_region_does_not_hold_what_is_over() -> None:
             w.grad = None
             del x
         assert sum(storage() is not None for storage in gone) < 3000
+
+
+# -- under a budget --------------------------------------------------------------------------------
+
+
+def nested(layout: torch.layout) -> Any:
+    def make(w: torch.Tensor) -> torch.Tensor:
+        given = torch.nested.nested_tensor([torch.ones(3, 8), torch.ones(5, 8)], layout=layout)
+        h = functional.gelu(functional.linear(given, w))
+        return torch.nested.to_padded_tensor(functional.gelu(functional.linear(h, w)), 0.0)
+
+    return make
+
+
+def convolution_of(wrap: Any) -> Any:
+    image, kernel = torch.randn(2, 1, 16, 16), torch.ones(4, 1, 3, 3)
+
+    def make(w: torch.Tensor) -> torch.Tensor:
+        h = functional.conv2d(wrap(image), wrap(kernel).requires_grad_()).relu() * 2
+        return (getattr(h, "a", h).mean() * w).sin()
+
+    return make
+
+
+def an_expert_without_tokens(w: torch.Tensor) -> torch.Tensor:
+    return torch.cat([(torch.ones(rows, 8) @ w).sin().cos().exp() for rows in (0, 256)])
+
+
+UNDER_A_BUDGET = {
+    "jagged": nested(torch.jagged),
+    "nested": nested(torch.strided),
+    "wrapper": convolution_of(lambda t: TwoTensor(t, t.clone())),
+    "subclass": convolution_of(lambda t: t.as_subclass(Renamed)),
+    "empty": an_expert_without_tokens,
+}
+
+
+@pytest.mark.parametrize("program", UNDER_A_BUDGET.values(), ids=UNDER_A_BUDGET)
+def test_a_budget_with_other_tensors(program) -> None:
+    w = torch.randn(8, 8, requires_grad=True)
+    (expected,) = torch.autograd.grad(program(w).sum(), w)
+    with remat.CheckpointManager(memory_budget=52_000) as manager:
+        for _ in range(3):
+            (found,) = torch.autograd.grad(program(w).sum(), w)
+            assert torch.equal(found, expected)
+    assert manager.last_pass is not None
+
+
+def test_parameters_can_be_swapped_after_a_fused_optimizer() -> None:
+    model, other = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    with remat.CheckpointManager(memory_budget="1MB"):
+        for _ in range(2):
+            model(torch.ones(4, 8)).sin().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    weight = model.weight.detach().clone()
+    torch.utils.swap_tensors(model.weight, other.weight)
+    assert torch.equal(other.weight, weight)

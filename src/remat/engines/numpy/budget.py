@@ -50,6 +50,12 @@ class Budget:
     def __reduce__(self) -> Any:
         return partial(Budget, share=self._share), (self._budget, self._planner)
 
+    def change(self, budget: int | float | str, *, share: float) -> None:
+        """Take another budget, for the gradients that begin from now on; they are planned again."""
+        if (budget, share) != (self._budget, self._share):
+            self._budget, self._share = budget, share
+            self.planned.clear()
+
     def begin(self) -> None:
         _threads.budgets.append(self)
 

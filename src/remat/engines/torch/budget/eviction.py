@@ -32,7 +32,8 @@ class Evictor:
 
     def keeps(self, value: Value, nbytes: int) -> None:
         """Note a value that is held and could be dropped."""
-        self._kept[ref(value)] = nbytes, self._now
+        if nbytes:  # to drop an empty tensor frees nothing
+            self._kept[ref(value)] = nbytes, self._now
 
     def shrink(self, limit: int) -> None:
         """Drop values until the pass holds less than the limit, if it holds more."""

@@ -17,6 +17,7 @@ from .manager import Budget, run_within
 __all__ = ["BudgetedForward", "budgeted_forward_of", "restore_forward", "set_budget"]
 
 
+_MANY = 1000  # calls that are known to need nothing
 _DEVICES = ("cpu", "cuda", "xpu", "mps")  # that autocast is switched on for
 
 
@@ -35,12 +36,22 @@ class BudgetedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         budget = self.budget
-        key = _modes(self.__wrapped__), _shapes(args, kwargs)
-        if key in self._plain or not budget.can_begin():
+        if not budget.can_begin():
             return self.__wrapped__(*args, **kwargs)
-        result = run_within(budget, self.__wrapped__, args, kwargs)
-        if budget.planned and budget.planned[0].is_settled:
-            self._plain.add(key)
+        modes, shapes = _modes(self.__wrapped__), _shapes(args, kwargs)
+        # What is frozen is so for inputs of all shapes.
+        frozen = modes, _gradients(args, kwargs)
+        if (modes, shapes) in self._plain or frozen in self._plain:
+            return self.__wrapped__(*args, **kwargs)
+        # In eval mode a backward may never come.
+        is_training = getattr(getattr(self.__wrapped__, "__self__", None), "training", True)
+        result = run_within(budget, self.__wrapped__, args, kwargs, plans=is_training)
+        if not budget.has_backward:
+            self._plain.add(frozen)
+        elif is_training and budget.planned and budget.planned[0].is_settled:
+            self._plain.add((modes, shapes))
+        if len(self._plain) > _MANY:
+            self._plain.clear()
         return result
 
     def __reduce__(self) -> Any:
@@ -106,6 +117,12 @@ def _shapes(args: Any, kwargs: Any) -> Any:
         else type(leaf)
         for leaf in leaves
     )
+
+
+def _gradients(args: Any, kwargs: Any) -> Any:
+    """Return which inputs require grad."""
+    leaves, _ = trees.flatten((args, kwargs))
+    return tuple(leaf.requires_grad for leaf in leaves if isinstance(leaf, Tensor))
 
 
 never_compiled(BudgetedForward.__call__)

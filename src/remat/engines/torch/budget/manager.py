@@ -25,7 +25,7 @@ from ..recording.recorder import Recorder
 from ..recording.threads import recorder_of_this_thread
 from ..segment import refuse_transforms
 from .agreement import agreed_bytes, agreed_seconds
-from .passes import BudgetedPass, PassRegion
+from .passes import BudgetedPass, PassRegion, Start
 
 __all__ = ["Budget", "enter_budget", "run_within"]
 
@@ -52,10 +52,19 @@ class Budget:
         self._recorder: Recorder | None = None
         self._hooks: dict[int, Any] = {}  # of parameters
         self.meters_backward = False
+        self._firsts: dict[Any, None] = {}  # the first ops of what was planned
+        self._goes_on: set[Start] = set()  # where a program seemed to start again, and did not
         self._lock = threading.RLock()  # of what passes in several threads change
 
     def __reduce__(self) -> Any:
         return partial(Budget, share=self._share), (self._budget, self._planner)
+
+    def change(self, budget: int | float | str, *, share: float) -> None:
+        """Take another budget, for the passes that begin from now on; they are planned again."""
+        if (budget, share) != (self._budget, self._share):
+            with self._lock:
+                self._budget, self._share = budget, share
+                self.planned.clear()
 
     def __repr__(self) -> str:
         given = self._budget
@@ -98,7 +107,7 @@ class Budget:
             self._recorder = recorder_of_this_thread()
         self.meters_backward = meters_backward
         self._pass = self._new_pass()
-        self._region = PassRegion(self._pass)
+        self._region = PassRegion(self._pass, self, waits=meters_backward)
         try:
             self._recorder.open(self._region)
         except BaseException:
@@ -110,8 +119,11 @@ class Budget:
     def _new_pass(self) -> BudgetedPass:
         return BudgetedPass(self, Follower(self.planned))
 
-    def end(self, *, failed: bool = False) -> None:
-        """End the recording; raise if no plan fits the budget."""
+    def end(self, *, failed: bool = False, plans: bool = True) -> None:
+        """End the recording; raise if no plan fits the budget.
+
+        `plans=False` leaves that to the backward pass, which may never come.
+        """
         recorder, region, meters_backward = self._recorder, self._region, self.meters_backward
         self._recorder = self._region = self._pass = None
         for hook in self._hooks.values():
@@ -127,12 +139,25 @@ class Budget:
             ended.abandon()
         elif not meters_backward:
             ended.end_forward(region)
+            self.has_backward = ended.tracer.has_backward
+            if plans:
+                ended.plan()
 
     def restart(self) -> None:
         """Begin another pass: an iteration of training is over."""
         if self._region is not None:
+            if self._recorder is not None:
+                self._recorder.end_iteration()
             self._pass = self._new_pass()
             self._region.begin(self._pass)
+
+    def starts_again(self, start: Start, first: Any) -> bool:
+        return start not in self._goes_on and (start[1] == first or start[1] in self._firsts)
+
+    def learn_that_it_goes_on(self, start: Start) -> None:
+        if len(self._goes_on) > _MANY:
+            self._goes_on.clear()
+        self._goes_on.add(start)
 
     def _stepped(self) -> None:
         """An optimizer has made a step: what ran before it belongs to no pass."""
@@ -157,14 +182,17 @@ class Budget:
         if self._pass is not None and parameter.grad is not None:
             self._pass.meter.remove(parameter.grad)
 
-    def forward_ended(self, ended: BudgetedPass) -> None:
-        """Plan a pass that nobody has planned, as soon as its forward part is known."""
+    def backward_began(self, begun: BudgetedPass) -> None:
         if self._recorder is not None:
             self._recorder.end_iteration()
-        if not len(ended.tracer):
-            return
+
+    def forward_ended(self, ended: BudgetedPass) -> None:
+        """Plan a pass that nobody has planned, as soon as its forward part is known."""
         with self._lock:
             self._forward_ended(ended)
+        self._firsts[ended.first] = None
+        if len(self._firsts) > _MANY:
+            del self._firsts[next(iter(self._firsts))]
 
     def _forward_ended(self, ended: BudgetedPass) -> None:
         if ended.follower.is_complete and ended.follows:
@@ -177,7 +205,6 @@ class Budget:
     def backward_ended(self, ended: BudgetedPass) -> None:
         with self._lock:
             self._backward_ended(ended)
-        ended.forget_stages()
         if ended is self._pass:
             self.restart()
 
@@ -195,8 +222,12 @@ class Budget:
 
     def _plan(self, ended: BudgetedPass) -> None:
         tracer = ended.tracer
-        seconds = agreed_seconds(tracer.keys, tracer.seconds, passes=0)
+        seconds = agreed_seconds(tracer.keys, tracer.seconds, about=self._about(0))
         self._remember(tracer.keys, tracer.trace(seconds), seconds)
+
+    def _about(self, passes: int) -> str:
+        """Return what ranks agree upon besides a program: its budget, and when they ask."""
+        return f"{self._budget}/{self._share}/{passes}"
 
     def _remember(
         self, keys: Any, trace: Trace, seconds: list[float], reserved: int = 0
@@ -237,13 +268,15 @@ class Budget:
         return too_small_share(smallest, self._share, budget)
 
     def _ran_again(self, planned: Planned, ended: BudgetedPass) -> None:
+        if planned not in self.planned:
+            return  # the budget has changed since
         known = [other for other in self.planned if other is not planned]
         self.planned[:] = [planned, *known][:_MANY]
         planned.passes += 1
         if planned.passes == _REFINED:
             # The first pass was cold: kernels were loaded, memory was new.
             seconds = list(map(min, planned.seconds, ended.tracer.seconds))
-            seconds = agreed_seconds(planned.keys, seconds, passes=planned.passes)
+            seconds = agreed_seconds(planned.keys, seconds, about=self._about(planned.passes))
             planned.refined = ended.tracer.trace(seconds), seconds
 
     def _plan_again(self, ended: BudgetedPass, followed: Planned) -> None:
@@ -272,7 +305,7 @@ class Budget:
         given = self._bytes(followed.trace.plain_peak)
         is_kept = ended.meter.peak <= max(given, followed.plan.memory_budget or 0)
         reserved = planned.reserved if is_kept else max(planned.reserved, excess)
-        return agreed_bytes(planned.keys, reserved, passes=planned.passes)
+        return agreed_bytes(planned.keys, reserved, about=self._about(planned.passes))
 
     def _report(self, ended: BudgetedPass, planned: Planned) -> None:
         self.last = PassRecord(
@@ -331,8 +364,13 @@ def run_within(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    plans: bool = True,
 ) -> Any:
-    """Call a function as a pass within a budget, if there is a graph to be made."""
+    """Call a function as a pass within a budget, if there is a graph to be made.
+
+    `plans=False` leaves planning to the backward pass, which may never come.
+    """
     if not budget.can_begin():
         return function(*args, **kwargs)
     budget.begin()
@@ -341,5 +379,5 @@ def run_within(
     except BaseException:
         budget.end(failed=True)
         raise
-    budget.end()
+    budget.end(plans=plans)
     return result

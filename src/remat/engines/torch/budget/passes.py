@@ -1,5 +1,11 @@
 """A forward pass under a budget and its backward: traced, measured, and kept within the budget.
 
+Inside of a manager a pass begins with the first op that has a gradient: what runs before, without
+gradients, is no part of it and is not recorded. It ends with its backward, or when nothing of its
+graph is left; and another one begins where the program starts again, although a result of the one
+before is still there, as that of the last batch of a validation. Where this was wrong, since both
+were differentiated, it is not done again.
+
 While a plan is followed, the values that it keeps are held and all others are dropped. A pass that
 nobody has planned, or that leaves its plan, keeps what autograd saves as long as there is room.
 Saved tensors belong to stages, which are recomputed one at a time in backward.
@@ -7,10 +13,11 @@ Saved tensors belong to stages, which are recomputed one at a time in backward.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
-from weakref import ref
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import Tensor
@@ -20,6 +27,7 @@ from ....plans.following import Follower, Planned
 from ..backend import current_graph_task, queue_callback
 from ..memory.records import Op, Operand, Origin, Value
 from ..memory.tensors import is_plain
+from ..recording.storages import StorageTable
 from ..region import Region, SavedTensor
 from ..replay import NeededOp, flat
 from ..retention import hold_made
@@ -30,7 +38,11 @@ from .profiling import ObservedNodeTensor, PassAccounting
 from .sections import Sections, find_sections
 from .tracer import Tracer, key_of
 
-__all__ = ["BudgetedPass", "Owner", "PassRegion"]
+__all__ = ["BudgetedPass", "Owner", "PassRegion", "Start"]
+
+Start = tuple[
+    int, Any
+]  # how many ops a pass has run, and the op with which the program starts again
 
 _STAGE_SHARE = 8  # of the budget is what a stage saves, if nobody has planned it
 
@@ -41,7 +53,19 @@ class Owner(Protocol):
     def room(self, plain_bytes: int) -> int:
         """Return how many bytes an unplanned pass may hold in its forward part by now."""
 
-    def forward_ended(self, ended: BudgetedPass) -> None: ...
+    def restart(self) -> None:
+        """Begin another pass."""
+
+    def starts_again(self, start: Start, first: Any) -> bool:
+        """Return whether a program starts again in a pass that began with `first`."""
+
+    def learn_that_it_goes_on(self, start: Start) -> None:
+        """Let a program not start again at a place: what follows belongs to the same pass."""
+
+    def backward_began(self, begun: BudgetedPass) -> None: ...
+
+    def forward_ended(self, ended: BudgetedPass) -> None:
+        """Plan a pass that nobody has planned, as soon as its forward part is known."""
 
     def backward_ended(self, ended: BudgetedPass) -> None: ...
 
@@ -62,16 +86,50 @@ class NodeTensor(SavedTensor):
 class PassRegion(Region):
     """The region of a whole pass: what autograd saves in it goes to the stages of the pass."""
 
-    def __init__(self, observed: BudgetedPass) -> None:
+    def __init__(self, observed: BudgetedPass, owner: Owner, *, waits: bool) -> None:
         super().__init__("memory budget")
         self.current = observed
+        self._owner = owner
         self.attend(observed)
+        if waits:
+            self.admits = self._admits
 
     def begin(self, observed: BudgetedPass) -> None:
         """Begin another pass."""
         self.current = observed
         self.marks = ()
         self.attend(observed)
+
+    def close(self) -> None:
+        self.admits = None  # it refers to this region
+        super().close()
+
+    def _admits(
+        self, table: StorageTable, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """Return whether an op belongs to a pass; the one before may end with it."""
+        with_grad = _with_grad(args, kwargs) if torch.is_grad_enabled() else []
+        if self.current.is_over:
+            self._restart()
+        current = self.current
+        if not with_grad:
+            return current.has_begun
+        if not len(current.tracer):
+            current.first = _first_of(func, args)
+        elif not any(map(_is_made, with_grad)):
+            start = len(current.tracer), _first_of(func, args)
+            goes_on = current.follows and current.follower.begins_part(func)
+            if not goes_on and self._owner.starts_again(start, current.first):
+                self._restart()
+                self.current.follow_on(current, start)
+        elif current.left is not None:
+            current.look_back(with_grad, table)
+        return True
+
+    def _restart(self) -> None:
+        before = self.current
+        self._owner.restart()
+        self.current.adopt(before)
 
     def save(self, operand: Operand, tensor: Tensor | None, *, by_region: bool = False) -> Any:
         value = operand if type(operand) is Value else operand.value
@@ -83,6 +141,7 @@ class PassRegion(Region):
         return saved
 
     def ran_on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.current.reads_grad = torch.is_grad_enabled() and bool(_with_grad(args, kwargs))
         if self.current.sections is not None:
             self.current.sections.ran_on(args, kwargs)
 
@@ -106,16 +165,78 @@ class BudgetedPass:
         self._is_shared = is_shared()  # all ranks are to evict the same
         self._evictor = Evictor(self.meter)
         self._node = 0  # of what is being saved
-        self._stages: dict[tuple[int, int], Region] = {}  # by number and section
+        # By number and section. They live as long as what is saved in them.
+        self._stages: WeakValueDictionary[tuple[int, int], Region] = WeakValueDictionary()
+        self._outside: ref[Region] | None = None  # for what was there before and is saved
+        self._saved_for_next: list[ref[NodeTensor]] = []  # of that, for the op that runs next
+        self.first: Any = None  # op, and its shapes
+        self.reads_grad = False  # the op that runs now: one of its arguments requires grad
+        self.left: tuple[ref[BudgetedPass], Start] | None = None  # a pass that may be a part of it
+        self._left_at: Start | None = None  # where another pass began
+        self.is_part = False  # of a pass that was taken for several: not to be planned
         self.sections: Sections | None = None
         self._stage = -1  # the last one, if nobody has planned them
+        self._last_stage = -1
         self._stage_bytes = 0
         self._held_on: dict[int, list[ref[Value]]] = {}
         self._is_forward = True
-        self._has_begun = False  # an op has run, or has saved its inputs
+        self._is_planned = False
+        self.has_begun = False  # an op has run, or has saved its inputs
         self._accounting: PassAccounting | None = None  # if profilers track at that time
         self._kernel_workspace = 0  # of the op whose backward runs next
         self._task = -1  # the backward pass whose end it waits for
+
+    # -- where it begins and ends ------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its backward has begun, or nothing is left of its graph."""
+        if not self._is_forward:
+            return True
+        if not len(self.tracer) or self._stages:
+            return False
+        return self._last_stage >= 0 or not self.meter.live
+
+    def adopt(self, before: BudgetedPass) -> None:
+        """Take over what autograd has saved for the op that runs next: it is the first one."""
+        for reference in before.take_saved_for_next():
+            if (saved := reference()) is not None:
+                self._begin_accounting()
+                saved.region, saved.node = self._region_outside(), 0
+
+    def take_saved_for_next(self) -> list[ref[NodeTensor]]:
+        saved, self._saved_for_next = self._saved_for_next, []
+        return saved
+
+    def follow_on(self, before: BudgetedPass, start: Start) -> None:
+        """Begin where the program of another pass starts again; something of that is left."""
+        self.first = start[1]
+        self.left = ref(before), start
+        before._left_at = start
+
+    def look_back(self, with_grad: list[Tensor], table: StorageTable) -> None:
+        """See whether an op reads what the pass that was left has made: then they are one."""
+        assert self.left is not None
+        before = self.left[0]()
+        if before is None:
+            self.left = None
+        elif any(_is_made(tensor) and table.known(tensor) is None for tensor in with_grad):
+            self._join()
+
+    def _join(self) -> None:
+        self.is_part = True
+        if self.left is not None:
+            reference, start = self.left
+            self.left = None
+            self._owner.learn_that_it_goes_on(start)
+            if (before := reference()) is not None:
+                before._join()
+
+    @property
+    def _held_before(self) -> int:
+        """The bytes that are left of the pass that was left."""
+        before = None if self.left is None else self.left[0]()
+        return 0 if before is None else before.meter.live + before._held_before
 
     # -- forward -----------------------------------------------------------------------------------
 
@@ -124,10 +245,16 @@ class BudgetedPass:
         if number == 0:
             self._begin_accounting()
             self.sections = find_sections()
+        self._saved_for_next.clear()
         key = key_of(op, made)
+        has_grad = self.reads_grad and not _reads_shapes_only(op.traits.func)
+        is_expected = has_grad or op.traits.may_write or self.follower.next_plan(key) is not None
+        if self.follows and not is_expected:
+            return  # a metric, or something printed: backward has nothing to do with it
         planned = self.follower.step(key)
         # The key of the plan is the same: one object for all passes.
-        self.tracer.ran(op, made, seconds, key if planned is None else planned.keys[number])
+        known = key if planned is None else planned.keys[number]
+        self.tracer.ran(op, made, seconds, known, has_grad=has_grad)
         if self.sections is not None:
             for value in self.sections.ran(op, made):
                 self.tracer.pin(value)
@@ -140,7 +267,8 @@ class BudgetedPass:
         if self.follows:
             self._follow(planned, number, made)
         else:
-            self._evictor.shrink(self._owner.room(self.tracer.plain_bytes))
+            room = self._owner.room(self.tracer.plain_bytes) - self._held_before
+            self._evictor.shrink(max(room, 0))
 
     def _count(self, op: Op, made: list[tuple[Value, Tensor]]) -> None:
         for value, tensor in made:
@@ -156,7 +284,7 @@ class BudgetedPass:
         if planned is None:
             self.follows = False  # another program: from here on nobody has planned it
             self.tracer.is_new = True
-            self._stage = self._last_stage()
+            self._stage = self._last_stage
             return
         keeps = planned.keeps[number]
         for output, (value, tensor) in enumerate(made):
@@ -186,31 +314,44 @@ class BudgetedPass:
         if stage is None:
             stage = self._stages[number, section] = Region(f"stage {number}")
             stage.attend(self)
+            self._last_stage = max(self._last_stage, number)
             stage.hold_on = self._held_on.setdefault(number, [])
         return stage
 
     def _unplanned_stage(self) -> int:
         limit = self._owner.room(self.tracer.plain_bytes) // _STAGE_SHARE
         if self._stage < 0 or self._stage_bytes > limit:
-            self._stage, self._stage_bytes = self._last_stage() + 1, 0
+            self._stage, self._stage_bytes = self._last_stage + 1, 0
         return self._stage
 
-    def _last_stage(self) -> int:
-        return max((number for number, _ in self._stages), default=-1)
+    def _region_outside(self) -> Region:
+        """Return the region of what was there before the pass, and is saved in it."""
+        region = None if self._outside is None else self._outside()
+        if region is None:
+            region = Region("memory budget")
+            region.attend(self)
+            self._outside = ref(region)
+        return region
 
     def make_saved(self, operand: Operand, region: Region) -> NodeTensor | ObservedNodeTensor:
         value = operand if type(operand) is Value else operand.value
-        node = self.tracer.saved_for(value) if value.origin.is_external else self._node
+        is_external = value.origin.is_external
+        node = self.tracer.saved_for(value) if is_external else self._node
         if node <= 0:
             self._begin_accounting()
+        if is_external:
+            region = self._region_outside()
         if self._accounting is not None:
             return self._accounting.make_saved_for(operand, region, node)
-        return NodeTensor(operand, region, node)
+        saved = NodeTensor(operand, region, node)
+        if is_external and node == len(self.tracer):
+            self._saved_for_next.append(ref(saved))
+        return saved
 
     def _begin_accounting(self) -> None:
         """The first op runs, or saves its inputs: profilers that track now see the whole pass."""
-        if not self._has_begun:
-            self._has_begun = True
+        if not self.has_begun:
+            self.has_begun = True
             if tracking := observers():
                 self._accounting = PassAccounting("memory budget", tracking)
 
@@ -261,15 +402,20 @@ class BudgetedPass:
                 self.pin_marks(region)
             self.tracer.end_forward()
             if self._accounting is not None:
-                self._accounting.ended_forward(self._stages.values())
-            self._owner.forward_ended(self)
+                self._accounting.ended_forward(list(self._stages.values()))
+
+    def plan(self) -> None:
+        """Let the owner plan it, once. What raises is raised again by the next backward."""
+        self.end_forward()
+        if not self._is_planned:
+            if not self.is_part and self.tracer.has_backward:
+                self._owner.forward_ended(self)
+            self._is_planned = True
 
     def abandon(self) -> None:
         """The program has failed: there is nothing to plan."""
         self._is_forward = False
-
-    def forget_stages(self) -> None:
-        self._stages.clear()  # which refer to this pass
+        self._is_planned = True
 
     # -- backward ----------------------------------------------------------------------------------
 
@@ -285,7 +431,10 @@ class BudgetedPass:
         if task not in (-1, self._task):
             self._task = task
             queue_callback(self._end_backward)
-            self.end_forward()
+            if self._left_at is not None:  # it was not a validation that has been left
+                self._owner.learn_that_it_goes_on(self._left_at)
+            self._owner.backward_began(self)
+            self.plan()
 
     def _end_backward(self) -> None:
         if self._accounting is not None:
@@ -336,6 +485,38 @@ def _saved_in(region: Region) -> dict[Value, bool]:
         is_held = saved.tensor is not None or value.held is not None
         found[value] = is_held or found.get(value, False)
     return found
+
+
+def _with_grad(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the arguments of an op that require grad."""
+    found = []
+    for argument in (*args, *kwargs.values()):
+        if isinstance(argument, Tensor):
+            if argument.requires_grad:
+                found.append(argument)
+        elif type(argument) in (list, tuple):
+            found += [part for part in argument if isinstance(part, Tensor) and part.requires_grad]
+    return found
+
+
+def _is_made(tensor: Tensor) -> bool:
+    """Return whether a tensor was computed from leaves, and is not just a view of one."""
+    base = tensor._base if tensor._is_view() else None
+    return not (tensor if base is None else base).is_leaf
+
+
+def _first_of(func: Any, args: tuple[Any, ...]) -> Any:
+    """Return what a program is recognised by when it starts again: its first op."""
+    return func, tuple(
+        tuple(a.shape) if isinstance(a, Tensor) and is_plain(a) else type(a) for a in args
+    )
+
+
+@functools.cache
+def _reads_shapes_only(func: Any) -> bool:
+    """Return whether an op has no gradient whatever it reads: backward itself calls `ones_like`."""
+    name = str(func).removeprefix("aten.").partition(".")[0]
+    return name.endswith("_like") or name.startswith("new_")
 
 
 def _is_to_decide(value: Value) -> bool:

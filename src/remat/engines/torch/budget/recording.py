@@ -20,6 +20,10 @@ from .manager import Budget
 __all__ = ["record_trace"]
 
 _PLENTY = 1 << 62  # bytes
+_NO_GRADIENT = (
+    "the function has no gradient: none of its results is computed by ops on tensors from a "
+    "parameter or input that requires grad"
+)
 
 
 def record_trace(
@@ -67,7 +71,7 @@ def _record(
         raise
     budget.end()
     if not budget.planned:
-        raise UnsupportedError("the function ran no op on tensors, so there is nothing to plan")
+        raise UnsupportedError(_NO_GRADIENT)
     return budget.planned[0].trace, _backward(result, [*sources, *trees.flatten((args, kwargs))[0]])
 
 
@@ -76,10 +80,7 @@ def _backward(result: Any, sources: list[Any]) -> float:
     ends = [r for r in trees.flatten(result)[0] if isinstance(r, Tensor) and r.requires_grad]
     starts = [s for s in sources if isinstance(s, Tensor) and s.requires_grad]
     if not ends or not starts:
-        raise UnsupportedError(
-            "the function has no gradient: none of its results depends on a parameter or input "
-            "that requires grad"
-        )
+        raise UnsupportedError(_NO_GRADIENT)
     began = time.perf_counter()
     torch.autograd.grad(ends, starts, [torch.ones_like(end) for end in ends], allow_unused=True)
     return time.perf_counter() - began

@@ -18,7 +18,15 @@ from ....plans.trace import Value as TracedValue
 from ..memory.records import Op, Origin, SourceLocation, Value
 from ..memory.tensors import nbytes_of
 from ..source_location import line_text, module_path
-from .workspace import Call, call_of, known_workspace, measure_workspace
+from .workspace import (
+    CONVOLUTION,
+    Call,
+    call_of,
+    convolution_workspace,
+    is_known,
+    known_backward,
+    measure_workspace,
+)
 
 __all__ = ["Key", "Tracer", "key_of"]
 
@@ -64,19 +72,6 @@ _SAVE_THEIR_OUTPUT = frozenset(
 )
 
 
-_CONVOLUTIONS = frozenset([torch.ops.aten.convolution.default])
-
-
-def _is_reordered(tensor: Tensor) -> bool:
-    """Return whether the backward of a convolution copies what it reads into blocks of channels.
-
-    On the CPU oneDNN does so, unless the channels come last already. Below a megabyte it is not
-    worth planning for.
-    """
-    is_large = tensor.nbytes >= 1 << 20
-    return is_large and tensor.device.type == "cpu" and tensor.is_contiguous()
-
-
 class Tracer:
     """Numbers the ops and values of a pass; holds none of the values."""
 
@@ -105,13 +100,10 @@ class Tracer:
 
     # -- forward -----------------------------------------------------------------------------------
 
-    def ran(self, op: Op, made: Made, seconds: float, key: Key) -> None:
-        """Note an op, what it made, and what `key_of` returned for it."""
+    def ran(self, op: Op, made: Made, seconds: float, key: Key, *, has_grad: bool) -> None:
+        """Note an op, what it made, what `key_of` returned for it, and if it is differentiated."""
         number = len(self._ops)
         reads = tuple(dict.fromkeys(self.number(value) for value in op.reads))
-        needs_grad = torch.is_grad_enabled() and any(
-            self._values[read].requires_grad for read in reads
-        )
         for value, tensor in made:
             before = None if value.argument is None else op.overwritten(value.argument)
             self._add(
@@ -122,7 +114,7 @@ class Tracer:
                     made_by=number,
                     overwrites=None if before is None else self.number(before),
                     kind=Kind.COMPUTED if value.op is not None else Kind.FIXED,
-                    requires_grad=needs_grad and tensor.dtype.is_floating_point,
+                    requires_grad=has_grad and (tensor.is_floating_point() or tensor.is_complex()),
                     name=value.name,
                 ),
             )
@@ -130,15 +122,15 @@ class Tracer:
             if before is None:
                 self.plain_bytes += self._values[-1].nbytes
         makes = tuple(self.number(value) for value, _ in made)
-        if op.traits.func in _CONVOLUTIONS and _is_reordered(made[0][1]):
-            largest = max(self._values[read].nbytes for read in reads)
-            self.kernel_workspace[number] = largest + self._values[-1].nbytes
+        if op.traits.func is CONVOLUTION and made and has_grad:
+            self.kernel_workspace[number] = convolution_workspace(op, made[0][1])
             self.needs_workspace(number, self.kernel_workspace[number])
         module = module_path(op, self._paths)
-        noted = _Noted(op.traits.func, op.location, module, key, reads, makes)
+        is_whole = len(op.reads) == 1 and bool(op.args) and type(op.args[0]) is Value
+        noted = _Noted(op.traits.func, op.location, module, key, reads, makes, is_whole)
         self._ops.append(noted)
         self._seconds.append(seconds)
-        if self.is_new and needs_grad:
+        if self.is_new and has_grad:
             self._note_call(op, noted)
         if len(self._saves) < len(self._ops):
             self._saves.append({})
@@ -146,7 +138,7 @@ class Tracer:
     def _note_call(self, op: Op, noted: _Noted) -> None:
         """Note a call of an op, if it is not known what its backward takes."""
         key = self._workspace_key(noted)
-        if key not in self._unmeasured and known_workspace(key) is None:
+        if key not in self._unmeasured and not is_known(key):
             call = call_of(op)
             if call is not None:
                 self._unmeasured[key] = call
@@ -223,6 +215,37 @@ class Tracer:
 
     def end_forward(self) -> None:
         self._is_forward = False
+        self._drop_last_ops()
+
+    def _drop_last_ops(self) -> None:
+        """Drop ops at the end that backward has nothing to do with: metrics, what is printed.
+
+        A program is the same whether or not they run in a step.
+        """
+        count = len(self._ops)
+        while self._ops and not self._matters(len(self._ops) - 1):
+            self._ops.pop()
+        if len(self._ops) < count and self._ops:
+            del self._seconds[len(self._ops) :], self._saves[len(self._ops) :]
+            known = max(max((*op.reads, *op.makes), default=-1) for op in self._ops)
+            del self._values[1 + max(known, *(n for saves in self._saves for n in saves), 0) :]
+
+    def _matters(self, number: int) -> bool:
+        """Return whether an op has a backward, wrote to what is there, or made what is saved."""
+        if any(self._saves[number:]) or number in self._workspace:
+            return True
+        return any(
+            value.requires_grad or value.overwrites is not None or made in self._saved
+            for made in self._ops[number].makes
+            for value in (self._values[made],)
+        )
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether an op has a gradient, or saves something for it."""
+        return any(self._saves) or any(
+            v.requires_grad and v.made_by is not None for v in self._values
+        )
 
     def used(self, node: int) -> None:
         """Note that the backward of an op asked for what it saved."""
@@ -248,7 +271,7 @@ class Tracer:
                 saves=tuple(self._saves[number]),
                 workspace_bytes=self._workspace.get(number, 0)
                 + views.get(number, 0)
-                + (known_workspace(self._workspace_key(op)) or 0),
+                + known_backward(self._workspace_key(op)).workspace,
             )
             for number, op in enumerate(self._ops)
         )
@@ -290,6 +313,23 @@ class Tracer:
                     extra[between] = extra.get(between, 0) + self._values[read].nbytes
         return extra
 
+    def _with_gradient_views(self) -> set[int]:
+        """Return the values whose gradients are views of a few bytes, as of what `sum` reads."""
+        readers: dict[int, list[_Noted]] = {}
+        for op in self._ops:
+            if any(self._values[made].requires_grad for made in op.makes):
+                for read in op.reads:
+                    readers.setdefault(read, []).append(op)
+        return {
+            number
+            for number, ops in readers.items()
+            if len(ops) == 1
+            and ops[0].reads_one_whole
+            and known_backward(self._workspace_key(ops[0])).returns_view
+            and (made_by := self._values[number].made_by) is not None
+            and self._saves[made_by]  # or its maker would have no backward any more
+        }
+
     def _has_gradient(self, number: int) -> bool:
         value = self._values[number]
         return value.requires_grad and value.made_by is not None
@@ -302,20 +342,23 @@ class Tracer:
         return max(others, default=made_by)
 
     def _finished(self) -> Iterable[TracedValue]:
+        last = len(self._ops) - 1
+        viewed = self._with_gradient_views()
         for number, value in enumerate(self._values):
+            freed = self._freed.get(number)
             is_pinned = number in self._pinned and value.kind is Kind.COMPUTED
             yield TracedValue(
                 value.nbytes,
                 value.made_by,
                 value.overwrites,
                 Kind.FIXED if is_pinned else value.kind,
-                value.requires_grad,
-                self._freed.get(number),
+                value.requires_grad and number not in viewed,
+                None if freed is None else min(freed, last),
                 value.name,
             )
 
     def died(self, number: int) -> None:
-        if self._is_forward:
+        if self._is_forward and number < len(self._values):
             self._freed[number] = max(len(self._ops) - 1, 0)
             if number not in self._saved and self._values[number].overwrites is None:
                 self.plain_bytes -= self._values[number].nbytes
@@ -344,6 +387,7 @@ class _Noted(NamedTuple):
     key: Key
     reads: tuple[int, ...]
     makes: tuple[int, ...]
+    reads_one_whole: bool  # value, and not a part of one
 
 
 def key_of(op: Op, made: Made) -> Key:

@@ -3,13 +3,16 @@
 The gradient of `x ** 2` is `grad * (2 * x)`: in between, one more tensor of the size of `x` is
 alive than the gradients. Such bytes are found by running the op and its backward once on meta
 tensors, which have shapes but no data.
+
+The kernels of convolutions allocate besides, which no tensor shows: `convolution_workspace`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -22,10 +25,19 @@ from ..replay import flat
 from ..schema import traits_of
 from .meter import StorageMeter
 
-__all__ = ["Call", "call_of", "known_workspace", "measure_workspace"]
+__all__ = ["CONVOLUTION", "Backward", "Call", "call_of", "convolution_workspace", "is_known", "known_backward", "measure_workspace"]
 
-_known: dict[Hashable, int] = {}
 _MANY = 4096
+
+
+class Backward(NamedTuple):
+    """What the backward of a kind of op takes."""
+
+    workspace: int = 0  # bytes at its peak, without the gradients that it returns
+    returns_view: bool = False  # its one gradient is a view of fewer bytes, as that of `sum`
+
+
+_known: dict[Hashable, Backward] = {}
 
 
 class Call(NamedTuple):
@@ -67,9 +79,17 @@ def _empty(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device="meta")
 
 
-def known_workspace(key: Hashable) -> int | None:
-    """Return the bytes of a kind of op, if they were measured."""
-    return _known.get(key)
+def known_backward(key: Hashable) -> Backward:
+    """Return what the backward of a kind of op takes, as far as it was measured."""
+    return _known.get(key, _UNKNOWN)
+
+
+def is_known(key: Hashable) -> bool:
+    """Return whether a kind of op was measured."""
+    return key in _known
+
+
+_UNKNOWN = Backward()
 
 
 def measure_workspace(calls: Mapping[Any, Call]) -> None:
@@ -89,14 +109,14 @@ def measure_workspace(calls: Mapping[Any, Call]) -> None:
 
 def _measure_all(calls: Mapping[Any, Call]) -> None:
     for key, call in calls.items():
-        _known[key] = 0
+        _known[key] = _UNKNOWN
         # Not every op runs on meta tensors, or has a derivative.
         with suppress(Exception):
             _known[key] = _measure(call)
 
 
-def _measure(call: Call) -> int:
-    """Return the bytes alive at the peak of a backward, without the gradients that it returns."""
+def _measure(call: Call) -> Backward:
+    """Run an op and its backward."""
     leaves: list[Tensor] = []
     args = [_with_grad(part, leaves) for part in call.args]
     keywords = {name: _with_grad(part, leaves) for name, part in call.keywords.items()}
@@ -113,7 +133,12 @@ def _measure(call: Call) -> int:
     for gradient in found:
         if gradient is not None and metering.meter.has(gradient):
             results.add(gradient)
-    return max(0, metering.meter.peak - results.live)
+    return Backward(
+        max(0, metering.meter.peak - results.live),
+        len(found) == 1
+        and found[0] is not None
+        and found[0].untyped_storage().nbytes() < found[0].nbytes,
+    )
 
 
 def _with_grad(part: Any, leaves: list[Tensor]) -> Any:
@@ -141,3 +166,52 @@ class _Metering(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 self.meter.add(tensor)
         return out
+
+
+# -- convolutions on the CPU -----------------------------------------------------------------------
+
+CONVOLUTION: Any = torch.ops.aten.convolution.default
+_BLOCK = 16  # channels
+_ONEDNN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def convolution_workspace(op: Op, result: Tensor) -> int:
+    """Return about the bytes that the kernel of the backward of a convolution allocates on the CPU.
+
+    oneDNN copies what is convolved and the gradient into blocks of channels, unless the channels
+    come last already. What it does not take is unfolded into columns. Other devices are not known.
+    """
+    size, kernel = _size_of(op.args[0]), _size_of(op.args[1])
+    if result.device.type != "cpu" or not result.is_contiguous() or not kernel[2:]:
+        return 0
+    stride, is_transposed, groups = op.args[3], op.args[6], op.args[8]
+    if prod(kernel[2:]) == prod(stride) == 1 and not is_transposed:
+        return 0
+    if not _takes_onednn(result.dtype, size, kernel, groups):
+        spatial = size[2:] if is_transposed else result.shape[2:]
+        channels = result.shape[1] if is_transposed else size[1]
+        return result.element_size() * size[0] * channels * prod(kernel[2:]) * prod(spatial)
+    return result.element_size() * (_blocked(size) + _blocked(result.shape) + _blocked(kernel))
+
+
+def _takes_onednn(dtype: torch.dtype, size: Sequence[int], kernel: Sequence[int], groups: int) -> bool:
+    """Return whether PyTorch gives a convolution to oneDNN: not if it is tiny, or of doubles."""
+    if dtype not in _ONEDNN_DTYPES or not torch.backends.mkldnn.is_available():
+        return False
+    return size[0] > 1 or groups > 1 or min(kernel[2:]) > 3 or prod(size) > _TINY
+
+
+_TINY = 20480  # elements
+
+
+def _blocked(size: Sequence[int]) -> int:
+    """Return the elements of a tensor whose channels are filled up to whole blocks."""
+    return prod(size) // max(size[1], 1) * (-(-size[1] // _BLOCK) * _BLOCK)
+
+
+def _size_of(operand: Any) -> Sequence[int]:
+    if type(operand) is View:
+        return operand.geometry.size
+    size: Sequence[int] = operand.size
+    tensor = operand.tensor()
+    return size if tensor is None else tensor.shape

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-from torch.utils.weak import WeakTensorKeyDictionary
+
+from .tensors import is_plain
 
 __all__ = [
     "install_hooks",
@@ -29,12 +30,18 @@ __all__ = [
 
 on_direct_write: list[Callable[[Tensor], None]] = []  # called before such a write
 on_optimizer_step: list[Callable[[], None]] = []  # called after the step of any optimizer
-_steps: Any = WeakTensorKeyDictionary()  # of fused optimizers, by parameter
+_has_stepped: list[bool] = []  # a fused optimizer
 
 
 def optimizer_steps_of(parameter: Tensor) -> int:
-    """Return how many steps of fused optimizers have written to a parameter."""
-    return _steps.get(parameter, 0) if _steps.data else 0
+    """Return how many steps of fused optimizers have written to a parameter.
+
+    Its storage carries the number. A weak reference to the parameter would be in the way of
+    `torch.utils.swap_tensors`.
+    """
+    if not _has_stepped or not is_plain(parameter):
+        return 0
+    return getattr(parameter.untyped_storage(), "_remat_steps", 0)
 
 
 def is_exposed(storage: Any) -> bool:
@@ -57,8 +64,10 @@ def _after_step(optimizer: Optimizer, *_: Any) -> None:
     for group in optimizer.param_groups:
         if group.get("fused"):
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    _steps[parameter] = _steps.get(parameter, 0) + 1
+                if parameter.grad is not None and is_plain(parameter):
+                    steps = optimizer_steps_of(parameter)
+                    parameter.untyped_storage()._remat_steps = steps + 1
+                    _has_stepped[:] = [True]
 
 
 def _wrap(name: str, before: Callable[[Tensor], None]) -> None:

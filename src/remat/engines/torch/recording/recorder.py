@@ -222,8 +222,15 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         traits = traits_by_id.get(id(func)) or traits_of(func)
-        if current_graph_task() != -1 and not torch.is_grad_enabled():
-            return self._run_in_backward(traits, args, kwargs or {})
+        if current_graph_task() != -1:
+            if not torch.is_grad_enabled():
+                return self._run_in_backward(traits, args, kwargs or {})
+        elif (
+            (admits := self.region.admits) is not None
+            and traits.route is not _VIEW
+            and not admits(self.table, func, args, kwargs or {})
+        ):
+            return self._run_between(traits, args, kwargs or {})
         if traits.route is _SIMPLE and not (kwargs or types):
             return self._run_simple(traits, args)
         if traits.route is _VIEW:
@@ -273,15 +280,30 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _run_in_backward(self, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
-        """Run an op of a backward pass without create_graph. It is not recorded.
+        """Run an op of a backward pass without create_graph. It is not recorded."""
+        if traits.may_write and not traits.reshapes_in_place:
+            return self._run_unrecorded(traits, args, kwargs)
+        out = traits.call(*args, **kwargs)
+        if self.region.observer is not None and traits.makes_memory:
+            self.region.observer.ran_in_backward(out)
+        return out
+
+    def _run_between(self, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
+        """Run an op between two passes, of which nothing is remembered."""
+        out = self._run_unrecorded(traits, args, kwargs)
+        if self.table.values or self.table.parameters:  # what it has written to
+            self.table.reset()
+        return out
+
+    def _run_unrecorded(self, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
+        """Run an op that belongs to no region: what it makes is an external input when it is read.
 
         Values that it overwrites may be needed, so writes are tracked.
         """
-        if not traits.may_write or traits.reshapes_in_place:
-            out = traits.call(*args, **kwargs)
-            if self.region.observer is not None and traits.makes_memory:
-                self.region.observer.ran_in_backward(out)
-            return out
+        if traits.reshapes_in_place and is_plain(args[0]):
+            return run_view(self.table, traits, args, kwargs)
+        if not traits.may_write:
+            return call_in_mode(traits, partial(traits.call, *args, **kwargs))
         writes = self._writes
         overlapped = writes.save_overlapping(traits, args, kwargs)
         written = writes.before(traits, args, kwargs)
