@@ -8,13 +8,14 @@ Nothing of any framework is imported here.
 from __future__ import annotations
 
 import collections
+import collections.abc
 import dataclasses
 import functools
 import gc
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,8 @@ __all__ = [
     "Part",
     "Place",
     "Walk",
+    "find_within",
+    "is_lazy",
     "is_library",
     "is_library_object",
     "name_of",
@@ -39,6 +42,8 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None))  # refer to nothi
 _LISTS = (list, collections.deque)
 _MANY = 1000  # entries of a container
 _WALKED_STANDARD_TYPES = (types.SimpleNamespace, collections.UserDict, collections.UserList)
+# By name: importing them for this would be a waste.
+_WALKED_NAMES = {"argparse.Namespace", "optparse.Values", "_thread._local"}
 _STANDARD_LIBRARY = Path(os.__file__).parent
 # Their objects refer to half the world, and to nothing that a program has put there.
 _FRAMEWORKS = {
@@ -131,11 +136,14 @@ Reference = tuple[Any, Place]
 def is_library_object(value: Any) -> bool:
     """Say whether a function, a class or an object belongs to a library and not to the program."""
     thing = value if isinstance(value, type | types.FunctionType) else type(value)
+    module = getattr(thing, "__module__", None) or ""
     if isinstance(thing, type) and (
-        dataclasses.is_dataclass(thing) or issubclass(thing, _WALKED_STANDARD_TYPES)
+        dataclasses.is_dataclass(thing)
+        or issubclass(thing, _WALKED_STANDARD_TYPES)
+        or f"{module}.{thing.__name__}" in _WALKED_NAMES
     ):
         return False
-    return is_library((getattr(thing, "__module__", None) or "").partition(".")[0])
+    return is_library(module.partition(".")[0])
 
 
 @functools.cache
@@ -154,9 +162,10 @@ def references(
 ) -> list[Reference]:
     """Return what a value refers to directly, each with its place.
 
-    Functions, classes and objects that are opaque refer to nothing; containers, methods, partials
-    and wrappers (`staticmethod`, `property`) are never opaque. With `hidden`, what only the garbage
-    collector knows of (sets, generators, extension types) is followed, too; it has no place.
+    Functions, classes and objects that are opaque refer to nothing but the function of the program
+    that they wrap; containers, methods, partials and wrappers (`staticmethod`, `property`) are
+    never opaque. With `hidden`, what only the garbage collector knows of (sets, generators,
+    extension types) is followed, too; it has no place.
 
     >>> weight = [1.0, 2.0]
     >>> def step(x, scale=3.0):
@@ -168,8 +177,10 @@ def references(
         if isinstance(value, kinds):
             is_subclass = isinstance(value, list | dict) and hasattr(value, "__dict__")
             return of_kind(value) + (_of_attributes(value) if is_subclass else [])
-    if isinstance(value, types.ModuleType) or is_opaque(value):
+    if isinstance(value, types.ModuleType):
         return []
+    if is_opaque(value):
+        return _of_wrapper(value, is_opaque)
     if isinstance(value, types.FunctionType):
         return _of_function(value)
     if isinstance(value, type):
@@ -177,6 +188,40 @@ def references(
         return [*inside, *_nowhere(value.__bases__)]
     found = [*_of_attributes(value), (type(value), NOWHERE)]
     return found + _nowhere(gc.get_referents(value)) if hidden else found
+
+
+def _of_wrapper(value: Any, is_opaque: Callable[[Any], bool]) -> list[Reference]:
+    """Return the functions of the program that a function or an object of a library calls.
+
+    `remat.checkpoint(fn)` has it as `__wrapped__`, `np.vectorize(fn)` as another attribute,
+    `autograd.grad(fn)` in its closure.
+    """
+    table = getattr(value, "__dict__", None)
+    if isinstance(value, type) or not isinstance(table, dict):
+        return []
+    inside = [(part, Attribute(value, name)) for name, part in list(table.items())]
+    for cell in getattr(value, "__closure__", None) or ():
+        inside += _content_of(cell)
+    return [
+        (part, place)
+        for part, place in inside
+        if place.key == "__wrapped__" or _is_of_program(part, is_opaque)
+    ]
+
+
+def _is_of_program(value: Any, is_opaque: Callable[[Any], bool]) -> bool:
+    if isinstance(value, functools.partial):
+        return _is_of_program(value.func, is_opaque)
+    if isinstance(value, types.MethodType):
+        return _is_of_program(value.__func__, is_opaque)
+    return isinstance(value, types.FunctionType) and not is_opaque(value)
+
+
+def _content_of(cell: types.CellType, name: str = "") -> list[tuple[Any, Attribute]]:
+    try:
+        return [(cell.cell_contents, Attribute(cell, "cell_contents", name))]
+    except ValueError:  # a name that has no value yet
+        return []
 
 
 def _nowhere(values: Iterable[Any]) -> list[Reference]:
@@ -232,16 +277,14 @@ _CONTAINERS: list[tuple[Any, Callable[[Any], list[Reference]]]] = [
     (functools.cached_property, lambda value: _nowhere((value.func,))),
     (_LISTS, _of_list),
     (dict, _of_dict),
+    (set | frozenset, _nowhere),
 ]
 
 
 def _of_function(function: types.FunctionType) -> list[Reference]:
     found: list[Reference] = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            found.append((cell.cell_contents, Attribute(cell, "cell_contents", name)))
-        except ValueError:  # a name that has no value yet
-            continue
+        found += _content_of(cell, name)
     if function.__defaults__:
         found.append((function.__defaults__, Attribute(function, "__defaults__")))
     found += [
@@ -281,6 +324,46 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
             name = f"_{cls.__name__.lstrip('_')}{slot}" if is_private else slot
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                 yield name, getattr(value, name)
+
+
+def find_within(
+    value: Any, is_wanted: Callable[[Any], bool], known: Container[int] = ()
+) -> tuple[Any] | None:
+    """Return the first of what an object holds that is wanted, if any.
+
+    Searched are its attributes, whatever its class, and what those refer to; not classes, globals
+    of functions, and objects that are `known`, by their ids.
+
+    >>> import argparse
+    >>> find_within(argparse.Namespace(h=[2.0]), lambda part: isinstance(part, float))
+    (2.0,)
+    """
+    seen: dict[int, Any] = {}  # which keeps them alive: ids are unique only among what exists
+    work = [value]
+    if id(value) not in known and isinstance(getattr(value, "__dict__", None), dict):
+        work.append(value.__dict__)
+    while work:
+        part = work.pop()
+        if is_wanted(part):
+            return (part,)
+        if isinstance(part, (type, *_SCALARS)) or id(part) in seen or id(part) in known:
+            continue
+        seen[id(part)] = part
+        if getattr(getattr(part, "dtype", None), "hasobject", False):  # an array of objects
+            work += list(part.flat)
+        work += [inner for inner, place in references(part) if not _is_global(place, part)]
+    return None
+
+
+def _is_global(place: Place, function: Any) -> bool:
+    table = getattr(function, "__globals__", place)
+    return place.owner is table or isinstance(place.owner, types.ModuleType)
+
+
+def is_lazy(value: Any) -> bool:
+    """Return whether something computes when it is asked: a generator, a `map`, a coroutine."""
+    abc = collections.abc
+    return isinstance(value, abc.Iterator | abc.AsyncIterator | abc.Coroutine)
 
 
 # -- everything in reach ---------------------------------------------------------------------------

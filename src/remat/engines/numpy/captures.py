@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -23,15 +23,26 @@ import numpy as np
 from autograd.tracer import isbox
 
 from ...errors import RecomputeMismatchError, UnsupportedError
-from ...introspect import GONE, NOWHERE, Attribute, Item, Place, name_of, references
+from ...introspect import (
+    GONE,
+    NOWHERE,
+    Attribute,
+    Item,
+    Place,
+    find_within,
+    is_lazy,
+    name_of,
+    references,
+)
 from .randomness import GENERATORS
 from .slots import Slots, are, group
 
-__all__ = ["Captures", "capture"]
+__all__ = ["Captures", "capture", "objects_among", "refuse_traced_inside"]
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))
 _NUMBERS = (bool, int, float, complex, np.generic)
 _CachedFunction = type(functools.lru_cache(lambda: None))
+_LEAVES = (*_ATOMS, np.generic, np.dtype, type, *GENERATORS)  # hold no arrays of the program
 
 
 def _is_item(place: Any) -> bool:
@@ -86,6 +97,19 @@ class Captures:
                 "to call belongs into the state (or the inputs and results) of the function"
             )
 
+    @contextmanager
+    def constants_read_only(self) -> Iterator[None]:
+        """Let nobody write to plain arrays of floats for a while: traced values may get lost."""
+        arrays = [v for v in self._known.values() if isinstance(v, np.ndarray)]
+        writable = [array for array in arrays if array.flags.writeable]
+        try:
+            for array in writable:
+                array.flags.writeable = False
+            yield
+        finally:
+            for array in writable:
+                array.flags.writeable = True
+
     def _contents(self, slots: list[Slots], values: Sequence[Any]) -> list[list[Any]]:
         """Return what to put into the slots; the same `values` come again with every step."""
         for known, contents in self._prepared:
@@ -108,6 +132,18 @@ class Captures:
         """Refuse numbers that the function has left behind in what it closes over."""
         for _, value in self._left_behind():
             raise _left(value)
+
+    def refuse_hidden(self, results: Iterable[Any]) -> None:
+        """Refuse results whose arrays would lose their gradient: in an object that is no pytree.
+
+        What the function refers to, or was given, may be returned: that holds nothing new.
+        """
+        given = {id(holder[0]) for holder in self._holders}
+        suspects = [r for r in results if _is_object(r) and id(r) not in given]
+        known = capture(self._holders).found_at if suspects else {}
+        for result in suspects:
+            if find_within(result, _is_traced_or_float, known):
+                raise _hidden(result)
 
     def refuse_changed_number(self, what: str, remedy: str) -> None:
         """Refuse a number that has changed, where results cannot show that it does no harm."""
@@ -201,6 +237,48 @@ class Captures:
     def track(self, place: Place, number: Any) -> None:
         if isinstance(place, Item | Attribute):
             self._tracked[id(place.owner), place.key] = place, number
+
+
+def objects_among(leaves: Iterable[Any]) -> dict[int, list[Any]]:
+    """Return holders for those leaves of a tree, by number, that may refer to arrays."""
+    return {i: [leaf] for i, leaf in enumerate(leaves) if _is_object(leaf)}
+
+
+def refuse_traced_inside(results: Iterable[Any]) -> None:
+    """Refuse results that hold traced arrays in an object that is no pytree."""
+    for result in results:
+        if _is_object(result) and find_within(result, _is_traced):
+            raise _hidden(result)
+
+
+def _is_object(leaf: Any) -> bool:
+    """Return whether a leaf of a tree may hold arrays."""
+    if isinstance(leaf, np.ndarray):
+        return bool(leaf.dtype.hasobject)
+    return not (isinstance(leaf, _LEAVES) or isbox(leaf))
+
+
+def _is_traced(value: Any) -> bool:
+    return bool(isbox(value)) or is_lazy(value)
+
+
+def _is_traced_or_float(value: Any) -> bool:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.kind in "fc"
+    return type(value) in (float, complex) or _is_traced(value)
+
+
+def _hidden(result: Any) -> UnsupportedError:
+    kind = type(result).__name__
+    if is_lazy(result):
+        return UnsupportedError(
+            f"the function returns a {kind}, which computes later: its gradient would be lost; "
+            "return a list or a tuple"
+        )
+    return UnsupportedError(
+        f"the function returns a {kind} with numbers in it, whose gradient would be lost: it is no "
+        "pytree; return arrays in a tuple, list, dict, named tuple or dataclass"
+    )
 
 
 def _left(value: Any) -> UnsupportedError:

@@ -12,6 +12,7 @@ from autograd.core import vspace
 
 from ... import trees
 from .budget import record_within
+from .captures import refuse_traced_inside
 from .nodes import cast, shape_and_dtype
 from .overlaps import guarded
 from .recording.constants import Constant, Constants
@@ -47,6 +48,7 @@ def value_and_grad(
             given[i] = trees.unflatten(structure, [next(rest) for _ in leaves])
         results, structure = trees.flatten(function(*given, **kwargs))
         structures.append(structure)
+        refuse_traced_inside(results)
         return results
 
     recording = record_within(run, inputs, wanted)

@@ -24,7 +24,7 @@ from ...loops import (
     state_and_output,
 )
 from ...stores import MemoryStore, Store
-from .captures import Captures, capture
+from .captures import Captures, capture, objects_among
 from .custom_vjp import run_custom_vjp
 from .memory_measure import memories
 from .overlaps import guarded
@@ -113,7 +113,8 @@ class _Loop:
         if xs is not None:
             self.xs, self.xs_structure = trees.flatten(xs)
         # Without a trace there are no boxes to be found, and nothing is run again.
-        self.captures = capture(self.holders) if trace_stack.top >= 0 else Captures()
+        searched = [*self.holders, *objects_among([*self.leaves, *self.xs]).values()]
+        self.captures = capture(searched) if trace_stack.top >= 0 else Captures()
 
     @property
     def values(self) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import time
 import weakref
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from ...observers import warn_once
 from ...plans.policy import as_policy
 from ...segments import SegmentOptions
 from .boxes import OpLog, TracedArray, as_view
-from .captures import capture
+from .captures import capture, objects_among
 from .custom_vjp import run_custom_vjp
 from .fingerprints import fingerprint
 from .memory_measure import held_elsewhere, memories, traced_memory
@@ -102,7 +103,9 @@ class Segment:
         self.display_name = options.name or name_of(function)
         self.threshold = options.threshold
         self.leaves, self.structure = trees.flatten((args, kwargs))
-        self.captures = capture([self.holder])
+        # (What is no array may refer to some: a function, an object.)
+        self.objects = objects_among(self.leaves)
+        self.captures = capture([self.holder, *self.objects.values()])
         self.values = [*self.leaves, *self.captures.boxes]
         self.inputs = [plain(value) for value in self.values]
         self.captured = [read_only(value) for value in self.inputs[len(self.leaves) :]]
@@ -150,15 +153,15 @@ class Segment:
 
     def forward(self) -> tuple[Any, ...]:
         self.account.begin(self.display_name)
-        if self.threshold is None and not self.account.must_measure:
-            self.results = self._run_plainly()
-        else:
+        records = self.threshold is not None or self.account.must_measure
+        if records or not self._has_run_plainly():
             self._run_recorded()
         if self.randomness:
             # A state is some 30 KB: not worth holding for a function that draws no numbers.
             self.random_state = self.randomness.ignore_unused(self.random_state)
         self.has_run = True
         self.captures.refuse_leftovers()
+        self.captures.refuse_hidden(self.results)
         refuse_boxes(self.results)
         self._refuse_writes_that_are_lost()
         results = [*self.results, *self.finals]
@@ -179,27 +182,43 @@ class Segment:
             for value, total, want in zip(self.inputs, gathered, self.wanted, strict=True)
         ]
 
-    def _run_plainly(self) -> list[Any]:
-        """Run on read-only arrays; on copies if the function writes to its arguments.
+    def _has_run_plainly(self) -> bool:
+        """Run without a tape, unless the function writes to plain arrays in its reach.
 
-        Why not always on copies? They cost memory; and that nothing was written has to be certain:
-        a write that leaves all bits as they were (x *= w, with w = 1) still has a gradient.
+        Only a run with a tape shows whether it writes traced values to them. Other writes are
+        found by read-only arrays. Why not by comparing contents? That nothing was written has to be
+        certain: a write that leaves all bits as they were (x *= w, with w = 1) has a gradient.
         """
-        with self.account.inside(), self.captures.filled(self.captured):
-            if _code(self.holder[0]) not in _writers:
-                self.given = [read_only(value) for value in self.inputs[: len(self.leaves)]]
-                try:
-                    return self._call(self.given)
-                except ValueError as error:
-                    if not _is_about_read_only(error):
-                        raise
-                _writers.add(_code(self.holder[0]))
-                self._restore()
-            return self._run_on_copies()
+        code = _code(self.holder[0])
+        for known, run in (
+            (_writers, self._run_read_only),
+            (_outside_writers, self._run_on_copies),
+        ):
+            if code in known:
+                continue
+            try:
+                with (
+                    self.account.inside(),
+                    self.captures.filled(self.captured),
+                    self.captures.constants_read_only(),
+                ):
+                    self.results = run()
+                return True
+            except ValueError as error:
+                if not _is_about_read_only(error):
+                    raise
+            known.add(code)
+            self._restore()
+        return False
+
+    def _run_read_only(self) -> list[Any]:
+        self.given = [read_only(value) for value in self.inputs[: len(self.leaves)]]
+        return self._call(self.given)
 
     def _run_on_copies(self) -> list[Any]:
+        """Run on copies of the arguments, which cost memory."""
         copies: dict[int, Any] = {}
-        self.given = []
+        self.given, self.written = [], []
         for i, leaf in enumerate(self.leaves):
             value = self.inputs[i]
             if not isinstance(value, np.ndarray):
@@ -214,10 +233,7 @@ class Segment:
             else:  # whole numbers have no gradient: written at once, and kept as they were
                 self.inputs[i] = value.copy(order="K")
                 self.given.append(value)
-        try:
-            results = self._call(self.given)
-        except ValueError as error:
-            raise (_lost_write() if _is_about_read_only(error) else error) from error
+        results = self._call(self.given)
         self.finals = [self.given[i] for i in self.written]
         return results
 
@@ -328,8 +344,15 @@ class Segment:
         return results + [boxes[i] for i in self.written]
 
     def _call(self, leaves: list[Any]) -> list[Any]:
-        args, kwargs = trees.unflatten(self.structure, leaves)
+        given = [self.objects[i][0] if i in self.objects else x for i, x in enumerate(leaves)]
+        args, kwargs = trees.unflatten(self.structure, given)
         results, self.result_structure = trees.flatten(self.holder[0](*args, **kwargs))
+        after, structure = trees.flatten((args, kwargs))
+        if structure != self.structure or not all(map(operator.is_, after, given)):
+            raise UnsupportedError(
+                f"{self.display_name} stores into a list, dict or dataclass that it gets, and the "
+                "caller's would stay as it was; let it store into a copy, and return that"
+            )
         return results
 
     def _replayed(self) -> AbstractContextManager[None]:
@@ -351,6 +374,8 @@ class Segment:
 
 # The code of functions that write to their arguments: they are run on copies at once.
 _writers: weakref.WeakSet[Any] = weakref.WeakSet()
+# Those that write to other arrays: to what they close over, or to arguments that are not traced.
+_outside_writers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _code(function: Any) -> Any:

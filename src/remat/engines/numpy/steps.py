@@ -12,7 +12,7 @@ import numpy as np
 
 from ... import trees
 from ...loops import Measured, StepOutputs
-from ...loops.differences import state_difference
+from ...loops.differences import same_object, state_difference
 from ...stores import Arrays
 from .arrays import NumpyArrays
 from .captures import Captures
@@ -166,7 +166,9 @@ class Steps:
                 new, output = self.call(trees.unflatten(self.structure, own), x)
             results, structure = trees.flatten(new)
             self._check_structure(structure, step)
-            return results + self.outputs.flat(output)
+            results += self.outputs.flat(output)
+            self.captures.refuse_hidden(results)
+            return results
 
         inputs = [*leaves, *given[0]]
         wanted = [is_differentiable(value) for value in inputs]
@@ -321,6 +323,7 @@ class Steps:
         leaves, structure = trees.flatten(state)
         self._check_structure(structure, step)
         refuse_boxes(leaves)
+        self.captures.refuse_hidden(leaves)
         compact = guarded(leaves, [_compact(leaf) for leaf in leaves])
         if all(map(_is, compact, leaves)):
             return state
@@ -456,15 +459,20 @@ def _is_zero(leaf: Any) -> bool:
     return np.size(leaf) > 0 and not np.any(leaf)
 
 
+_NUMBERS = (np.ndarray, np.generic, bool, int, float, complex)
+
+
 def difference_of(one: Any, other: Any) -> str | None:
     """Compare bit for bit: NaNs are equal to themselves, 0.0 is not -0.0."""
     if one is other:
         return None
+    if not (isinstance(one, _NUMBERS) and isinstance(other, _NUMBERS)):
+        return None if same_object(one, other) else f"is {one!r} instead of {other!r}"
     a, b = np.asarray(one), np.asarray(other)
     if a.shape != b.shape or a.dtype != b.dtype:
         return f"is {a.dtype} of shape {a.shape} instead of {b.dtype} of shape {b.shape}"
     if a.dtype.kind not in "biufc" or not a.size:
-        return None if not a.size or one == other else f"is {one!r} instead of {other!r}"
+        return None if same_object(a, b) else f"is {one!r} instead of {other!r}"
     # The bytes of a long double are not all in use.
     padded = a.dtype in (np.longdouble, np.clongdouble)
     if np.array_equal(a, b, equal_nan=True) if padded else np.array_equal(*_bits(a, b)):

@@ -15,7 +15,7 @@ from ... import trees
 from ...errors import RecomputeMismatchError
 from ...segments import SegmentOptions
 from ...verification import Verification
-from .captures import capture
+from .captures import capture, objects_among
 from .fingerprints import fingerprint
 from .randomness import GENERATORS, GeneratorStates, Randomness
 from .segment import Segment, name_of
@@ -69,7 +69,7 @@ class _Trial:
         self.options = options
         self.holder = [function]
         self.leaves, self.structure = trees.flatten((args, kwargs))
-        self.captures = capture([self.holder], arrays=True)
+        self.captures = capture([self.holder, *objects_among(self.leaves).values()], arrays=True)
         self.inputs = [plain(value) for value in (*self.leaves, *self.captures.boxes)]
         self.wanted = [is_differentiable(value) for value in self.inputs]
         if not any(self.wanted):

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...loops.differences import same_object
+
 __all__ = ["difference_of"]
 
 
@@ -15,7 +17,7 @@ def difference_of(one: Any, other: Any) -> str | None:
     if one is other:
         return None
     if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
-        same = type(one) is type(other) and (one == other or str(one) == str(other) == "nan")
+        same = same_object(one, other, _same_tensor)
         return None if same else f"is {one!r} instead of {other!r}"
     if one.shape != other.shape or one.dtype != other.dtype:
         return (
@@ -31,6 +33,11 @@ def difference_of(one: Any, other: Any) -> str | None:
     wide = torch.complex128 if one.is_complex() else torch.float64
     largest = float((one.to(wide) - other.to(wide)).abs().max())
     return f"differs in {count} of {one.numel()} entries, by up to {largest:.3g}"
+
+
+def _same_tensor(one: Any, other: Any) -> bool | None:
+    are_tensors = isinstance(one, Tensor) and isinstance(other, Tensor)
+    return difference_of(one, other) is None if are_tensors else None
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import trees
+from .loop.states import refuse_graph_inside
 
 __all__ = ["value_and_grad"]
 
@@ -39,6 +40,8 @@ def value_and_grad(
             sources += own
             given[i] = trees.unflatten(structure, own)
         results, structure = trees.flatten(function(*given, **kwargs))
+        for result in results:
+            refuse_graph_inside(result, "the function")
         nested = any(_is_tracked(leaf) for leaves, _ in parts for leaf in leaves)
         gradients = _go_back(results, structure, sources, init_grad, nested=nested)
     found = iter(gradients)

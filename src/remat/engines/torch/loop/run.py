@@ -29,7 +29,7 @@ from .autograd_node import connect, read_only_checkpoint
 from .captures import replace_for_outer_loops
 from .reach import Reach
 from .scans import Outputs, PerStep
-from .states import HeldState, LiveState, is_floating, is_tracked
+from .states import HeldState, LiveState, is_floating, is_object, is_tracked
 from .steps import Steps
 
 __all__ = ["run_loop", "run_while"]
@@ -58,7 +58,8 @@ def run_loop(
     inputs, inputs_structure = trees.flatten(xs) if scan else ([], None)
     inputs = replace_for_outer_loops(inputs)
     outputs = Outputs(options.steps, wanted=scan)
-    steps = Steps(call, structure, Reach([function]), PerStep(inputs, inputs_structure), outputs)
+    reach = Reach([function, *filter(is_object, [*leaves, *inputs])])
+    steps = Steps(call, structure, reach, PerStep(inputs, inputs_structure), outputs)
     name = "checkpointed_scan" if scan else "checkpointed_loop"
     length = KnownLength(options, progress)
     final, stacks, checkpoints = _run(name, steps, leaves, inputs, length, progress)
@@ -97,7 +98,7 @@ def run_while(
     steps = Steps(
         call,
         structure,
-        Reach([function, condition]),
+        Reach([function, condition, *filter(is_object, leaves)]),
         PerStep([], None),
         Outputs(0, wanted=False),
     )

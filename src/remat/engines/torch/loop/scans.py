@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .... import trees
+from ....errors import UnsupportedError
 from ....loops import StepOutputs
 from ..comparing import difference_of
 from ..memory.tensors import version_of
@@ -58,7 +59,13 @@ class Outputs(StepOutputs):
         self._versions = {id(stack): version_of(stack) for stack in self.stacks}
 
     def as_array(self, leaf: Any) -> Tensor:
-        return torch.as_tensor(leaf).detach()
+        try:
+            return torch.as_tensor(leaf).detach()
+        except (TypeError, RuntimeError, ValueError) as error:
+            raise UnsupportedError(
+                f"an output of a step is a {type(leaf).__name__}, and outputs are stacked; return "
+                "tensors or numbers, in a tuple, list, dict, named tuple or dataclass"
+            ) from error
 
     def new_stack(self, value: Tensor) -> Tensor:
         return value.new_empty((self.steps, *value.shape))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ....errors import UnsupportedError
+from ....introspect import find_within, is_lazy
 from ..memory.tensors import is_plain, version_of
 from .side_effects import Snapshot
 
@@ -20,7 +22,9 @@ __all__ = [
     "as_non_leaf",
     "compact",
     "is_floating",
+    "is_object",
     "is_tracked",
+    "refuse_graph_inside",
     "refuse_shared",
     "state_of",
     "tensors_of",
@@ -96,6 +100,25 @@ def refuse_shared(leaves: list[Any], step: int) -> None:
                 "over the same memory, so that one changes with the other; clone() one of them"
             )
         known.append(span)
+
+
+_LEAVES = (Tensor, np.ndarray, np.generic, bool, int, float, complex, str, bytes, type(None))
+
+
+def is_object(leaf: Any) -> bool:
+    """Say whether a leaf of a state is something that may hold tensors."""
+    return not isinstance(leaf, _LEAVES)
+
+
+def refuse_graph_inside(leaf: Any, what: str) -> None:
+    """Refuse an object that is no pytree if gradients would have to flow through it."""
+    if is_object(leaf) and find_within(leaf, lambda part: is_tracked(part) or is_lazy(part)):
+        kind = type(leaf).__name__
+        raise UnsupportedError(
+            f"{what} returned a {kind}, which is no pytree, with tensors that require grad, "
+            "or that computes later: its gradient would be lost. Return tensors in a tuple, list, "
+            "dict, named tuple or dataclass"
+        )
 
 
 def as_non_leaf(value: Any) -> Any:

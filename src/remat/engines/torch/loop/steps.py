@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +39,7 @@ from .states import (
     Recording,
     as_non_leaf,
     compact,
+    refuse_graph_inside,
     refuse_shared,
     state_of,
     tensors_of,
@@ -81,6 +83,7 @@ class Steps:
         self._has_more = bool(inputs.leaves) or outputs.wanted  # than a state
         self._needs_gradients = False
         self._autocast = AutocastState()
+        self._objects: set[int] = set()  # leaves of the initial state, by id
         self.uses_state: set[int] = set()  # positions of leaves of the initial state
         self.uses_inputs: set[int] = set()  # positions of leaves of xs
         self.reset_gradients()
@@ -95,6 +98,7 @@ class Steps:
     def initial(self, leaves: list[Any], tracked: list[bool]) -> HeldState:
         """Return the state that the loop starts from."""
         state = self._held(leaves, tracked)
+        self._objects = {id(leaf) for leaf in leaves}
         self._needs_gradients = any(tracked) or any(self.inputs.tracked)
         return state
 
@@ -310,7 +314,8 @@ class Steps:
         self, own: list[Any], inputs: list[Any], step: int, *, is_new: bool
     ) -> tuple[list[Any], list[Any]]:
         """Run a step over these leaves; return its results and its outputs, with their graph."""
-        given = own + inputs if inputs else own
+        # A step may write to arrays of NumPy, which have no version: it gets copies.
+        given = [x.copy() if isinstance(x, np.ndarray) else x for x in (*own, *inputs)]
         versions = versions_of(given) if is_new else []
         if self._writes_in_place:
             copies = {id(leaf): leaf.clone() for leaf in given if isinstance(leaf, Tensor)}
@@ -411,6 +416,9 @@ class Steps:
                 f"{trees.describe(structure)} instead of {trees.describe(self.structure)}"
                 f"{'; return (state, output)' if self.outputs.wanted else ''}"
             )
+        for leaf in leaves:
+            if id(leaf) not in self._objects:
+                refuse_graph_inside(leaf, f"step {step}")
         return leaves
 
     # -- what belongs to a state ---------------------------------------------------------------
