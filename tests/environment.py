@@ -4,8 +4,8 @@
     python -m tests.environment newest .venv-newest
     python -m tests.environment newest /tmp/t214 --torch 2.14.1
 
-`lowest` turns the lower bounds of pyproject.toml into pins. `newest` takes the newest PyTorch of the
-registry; everything else is as in constraints.txt.
+`lowest` turns the lower bounds of pyproject.toml into pins. `newest` takes the newest PyTorch of
+the registry; everything else is as in constraints.txt.
 
 PyTorch's wheels for Linux ask for some gigabytes of CUDA libraries. Here they are installed one by
 one until `import torch` works, which takes those that it is linked with and no others.
@@ -85,7 +85,8 @@ def install_torch(python: Path, torch: str, pins: dict[str, str]) -> None:
 
 def missing_library(python: Path) -> str | None:
     """Return the name of a library that importing PyTorch does not find; None if it works."""
-    done = subprocess.run([python, "-c", "import torch"], text=True, capture_output=True)
+    command = [python, "-c", "import torch"]
+    done = subprocess.run(command, text=True, capture_output=True, check=False)
     if done.returncode == 0:
         return None
     found = LIBRARY.search(done.stderr)

@@ -171,7 +171,8 @@ def test_the_engine_is_imported_without_many_of_the_names() -> None:
             raise AssertionError("not refused")
         torch.randn(3)  # nothing is left on
     """
-    done = subprocess.run([sys.executable, "-c", dedent(code)], text=True, capture_output=True)
+    command = [sys.executable, "-c", dedent(code)]
+    done = subprocess.run(command, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -38,7 +38,7 @@ def arguments(func):
             ]
             try:
                 func(*args)
-            except (RuntimeError, IndexError):
+            except (RuntimeError, IndexError, TypeError):
                 continue
             yield args
 
