@@ -29,7 +29,7 @@ from ..memory import uncounted_writes
 from ..memory.records import Op, Origin, SourceLocation, Value, View, values_in
 from ..memory.tensors import EXACT_TYPES, alias, is_plain, version_of
 from ..output_reuse import OutputReuse
-from ..randomness import Draw, draw, generator_of
+from ..randomness import Draw, Unrepeatable, draw, generator_of
 from ..region import Region, SavedTensor, replace_saves, unpack
 from ..replay import flat
 from ..retention import drop, hold, keep_by_products
@@ -311,6 +311,8 @@ class Recorder(TorchDispatchMode):
             for key in overlapped:
                 table.values.pop(key, None)
         seconds = time.perf_counter() - began
+        if isinstance(drawn, Unrepeatable):
+            drawn, keep = None, True
         reads = [*values_in(encoded), *values_in(keywords.values())]
         location = caller(_getframe(2))
         op = Op(self._ops, traits, traits.call, encoded, reads, keywords or None, drawn, location)
@@ -368,7 +370,9 @@ class Recorder(TorchDispatchMode):
                 value.held.version = value.version
 
 
-def _call(traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> tuple[Any, Draw | None]:
+def _call(
+    traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs
+) -> tuple[Any, Draw | Unrepeatable | None]:
     """Call an op; return its output, and how to draw its random numbers again."""
     call = partial(traits.call, *args, **kwargs)
     if traits.is_random and traits.draws(args, kwargs):
