@@ -11,6 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import remat
+from remat.engines.torch.loop import side_effects
+from remat.engines.torch.randomness import generator_of
+from remat.engines.torch.recording import recorder
+from remat.engines.torch.schema import traits_of
 
 from .oracles import APIS, Programs, randn, same
 
@@ -309,3 +313,85 @@ def test_a_few_numbers_from_a_factory_are_held_and_written_to_after_the_region()
 def test_many_numbers_from_a_factory_are_drawn_again_whatever_was_written_to_them() -> None:
     y, x, expected = drawn_and_written_to(400)
     assert torch.equal(torch.autograd.grad(y.sum(), x)[0], expected)
+
+
+# Devices whose generators are not known, and kernels that draw from elsewhere. There is none here,
+# so the CPU stands for one: its ops draw from the default generator, and remat is told of another.
+
+
+class IdleGenerator:
+    """The generator of a device, from which its kernels do not draw."""
+
+    device = torch.device("cuda", 0)
+
+    def get_state(self) -> torch.Tensor:
+        return torch.zeros(16, dtype=torch.uint8)
+
+    def set_state(self, state: torch.Tensor) -> None:
+        raise AssertionError("it has not moved, so nothing is drawn again")
+
+
+def drawn_from_elsewhere(run, x):
+    def f(x):
+        a = F.dropout(x * 2, 0.3).sin()
+        noise = torch.rand_like(x)
+        noise.uniform_()
+        b = torch.rrelu(a * noise, training=True) + torch.normal(a.detach(), 0.1)
+        return b * torch.bernoulli(torch.full_like(x, 0.5)) * b
+
+    return run(f, x)
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("generator", [None, IdleGenerator()])
+def test_numbers_that_no_known_generator_gave_are_kept(api, generator, monkeypatch) -> None:
+    monkeypatch.setattr(recorder, "generator_of", lambda args, kwargs: generator)
+    for shape in [(4, 6), (40, 60)]:
+        same(
+            drawn_from_elsewhere,
+            lambda shape=shape: (torch.randn(shape).requires_grad_(),),
+            APIS[api],
+        )
+
+
+def test_a_loop_refuses_numbers_that_no_known_generator_gave(monkeypatch) -> None:
+    monkeypatch.setattr(side_effects, "generator_of", lambda args, kwargs: None)
+    with pytest.raises(remat.UnsupportedError, match="cannot be drawn again"):
+        remat.checkpointed_loop(F.dropout, torch.ones(3, requires_grad=True), 5, 2)
+
+
+class Device:
+    """A device module of a backend, as far as it knows generators."""
+
+    def __init__(self, **attributes) -> None:
+        vars(self).update(attributes)
+
+
+GENERATOR = torch.Generator()
+
+
+@pytest.mark.parametrize(
+    ("module", "found"),
+    [
+        (Device(), None),
+        (Device(current_device=lambda: 1), None),
+        (Device(current_device=lambda: 1, default_generators=()), None),
+        (Device(current_device=lambda: 1, default_generators=(None, GENERATOR)), GENERATOR),
+    ],
+)
+def test_the_generator_of_a_device(module, found, monkeypatch) -> None:
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    assert generator_of((), {"device": "xpu"}) is found
+
+
+def test_a_device_without_a_module_has_no_generator() -> None:
+    assert generator_of((), {"device": "privateuseone"}) is None
+
+
+def test_the_lstm_of_cudnn_counts_as_random_with_dropout_only() -> None:
+    traits = traits_of(torch.ops.aten._cudnn_rnn.default)
+    arguments = [argument.name for argument in traits.func._schema.arguments]
+    call = [None] * len(arguments)
+    for chance in (0.0, 0.5):
+        call[arguments.index("dropout")] = chance
+        assert traits.draws(tuple(call), {}) == bool(chance)

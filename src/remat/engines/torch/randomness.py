@@ -4,6 +4,9 @@ Threads share generators. Reading the state of a generator and drawing from it a
 lock makes them atomic for all regions. Threads outside of regions may still draw in between. So the
 state after a draw is saved, too, and, if there are other threads, a checksum of the numbers. If a
 replay does not reproduce both, another thread has drawn in the meantime.
+
+Some numbers cannot be drawn again: those of a device whose generator is not known, and those of a
+kernel with a random state of its own, as the dropout of cuDNN's LSTM. What such an op gave is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from torch import Tensor
 from ...errors import RecomputeMismatchError
 from .backend import below_autograd, default_mps_generator, without_dispatch_modes
 
-__all__ = ["Draw", "draw", "draw_again", "generator_of"]
+__all__ = ["Draw", "Unrepeatable", "draw", "draw_again", "generator_of"]
 
 _lock = threading.RLock()
 _ATTEMPTS = 100  # to replay a draw while other threads draw
@@ -36,13 +39,25 @@ class Draw(NamedTuple):
     sample: int | None  # checksum of the numbers; None if no other thread could draw
 
 
-def draw(generator: torch.Generator, call: Callable[[], Any]) -> tuple[Any, Draw]:
+class Unrepeatable(NamedTuple):
+    """Stands for a `Draw` of numbers that cannot be drawn again: no known generator has moved."""
+
+
+def draw(
+    generator: torch.Generator | None, call: Callable[[], Any]
+) -> tuple[Any, Draw | Unrepeatable]:
     """Call an op that draws random numbers, and save what a replay needs."""
+    if generator is None:
+        return call(), Unrepeatable()
     with _lock:
         before = generator.get_state()
         out = call()
+        after = _checksum(generator)
+        # On the CPU an op that leaves the generator where it is has drawn nothing.
+        if generator.device.type != "cpu" and after == _checksum_of(before):
+            return out, Unrepeatable()
         sample = _sample(out) if threading.active_count() > 1 else None
-        return out, Draw(generator, before, _checksum(generator), sample)
+        return out, Draw(generator, before, after, sample)
 
 
 def draw_again(drawn: Draw, call: Callable[[], Any], *, repeatable: bool) -> Any:
@@ -69,7 +84,11 @@ def draw_again(drawn: Draw, call: Callable[[], Any], *, repeatable: bool) -> Any
 
 
 def _checksum(generator: torch.Generator) -> int:
-    return zlib.crc32(generator.get_state().numpy().tobytes())
+    return _checksum_of(generator.get_state())
+
+
+def _checksum_of(state: Tensor) -> int:
+    return zlib.crc32(state.numpy().tobytes())
 
 
 def _sample(out: Any) -> int:
@@ -92,8 +111,11 @@ def _is_dense(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
 
 
-def generator_of(args: Iterable[Any], kwargs: dict[str, Any]) -> torch.Generator:
-    """Return the generator of a call: its argument, or the default generator of its device."""
+def generator_of(args: Iterable[Any], kwargs: dict[str, Any]) -> torch.Generator | None:
+    """Return the generator of a call: its argument, or the default generator of its device.
+
+    None if the device has none that is known.
+    """
     values = [*args, *kwargs.values()]
     for value in values:
         if isinstance(value, torch.Generator):
@@ -104,12 +126,15 @@ def generator_of(args: Iterable[Any], kwargs: dict[str, Any]) -> torch.Generator
     return _of_device(torch.device(kwargs.get("device") or "cpu"))
 
 
-def _of_device(device: torch.device) -> torch.Generator:
+def _of_device(device: torch.device) -> torch.Generator | None:
     if device.type in ("cpu", "meta"):  # ops on meta tensors draw no numbers
         return torch.default_generator
     if device.type == "mps":
         return default_mps_generator()
-    module = torch.get_device_module(device)
-    index = module.current_device() if device.index is None else device.index
-    generator: torch.Generator = module.default_generators[index]
+    try:
+        module = torch.get_device_module(device)
+        index = module.current_device() if device.index is None else device.index
+        generator: torch.Generator = module.default_generators[index]
+    except (AttributeError, IndexError, RuntimeError):  # a backend from outside of PyTorch
+        return None
     return generator

@@ -34,6 +34,7 @@ from .memory.records import Op, Operand, Value, View
 from .memory.tensors import alias
 from .replay import ReplayObserver, decode_for_autograd, find_needs, outer_values, replay
 from .retention import Retention, drop, fetch, is_available
+from .streams import Ready, Streams
 
 if TYPE_CHECKING:
     from .recording.storages import StorageTable
@@ -115,7 +116,11 @@ class SavedTensor:
     def unchanged_tensor(self) -> Tensor | None:
         """Return the tensor, if it is held and no backward has written to it."""
         tensor = self.tensor
-        return tensor if tensor is not None and tensor._version == self.version else None
+        if tensor is None or tensor._version != self.version:
+            return None
+        if self.region.ready is not None:
+            self.region.ready.wait(tensor)
+        return tensor
 
     def borrow(self, tensor: Tensor) -> None:
         """Keep, for the rest of this pass, the input of a later region, which is about to free it.
@@ -205,6 +210,8 @@ class Region:
     has_children = False
     is_attended = False  # an observer or a policy has to see every op
     backward_began: Callable[[], None] | None = None  # called before a recomputation
+    streams: Streams | None = None  # that its ops ran on
+    ready: Ready | None = None  # when its last replay is over, if there are several streams
     hold_on: Sequence[ref[Value]] = ()  # values to hold once they are recomputed
     # Tells whether an op belongs to the region; None if all do that run inside of it.
     admits: Callable[[StorageTable, Any, tuple[Any, ...], Mapping[str, Any]], bool] | None = None
@@ -354,7 +361,14 @@ class Region:
                 for value in needed.inputs:
                     given[value] = self.inputs[value].take()
                 holds = self._values_to_hold() if self.hold_on else ()
-                return replay(wanted, needed, given, self.observer, holds)
+                if self.streams is None or not self.streams.are_several:
+                    return replay(wanted, needed, given, self.observer, holds)
+                self.streams.wait()
+                if self.ready is not None:
+                    self.ready.wait()
+                tensors = replay(wanted, needed, given, self.observer, holds)
+                self.ready = self.streams.ready()
+                return tensors
         finally:
             replaying.give(guard)
 

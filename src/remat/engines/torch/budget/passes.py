@@ -135,7 +135,9 @@ class PassRegion(Region):
         value = operand if type(operand) is Value else operand.value
         current = self.current
         node = current.node_of(value, by_region=by_region)
-        saved = current.stage_of(node, value).save(operand, tensor, by_region=by_region)
+        stage = current.stage_of(node, value)
+        stage.streams = self.streams
+        saved = stage.save(operand, tensor, by_region=by_region)
         if by_region and tensor is not None:
             current.keep_if_unplanned(saved, tensor)
         return saved

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from ....errors import UnsupportedError
 from ..backend import TorchDispatchMode, preserve_version_counter
 from ..generators import Generators, GeneratorStates
 from ..memory.tensors import is_plain
-from ..randomness import generator_of
+from ..randomness import Unrepeatable, draw, generator_of
 from ..replay import flat
 from ..schema import OpTraits, traits_of
 from .reach import Reach
@@ -148,7 +149,10 @@ class StepMonitor(TorchDispatchMode):
         kwargs = kwargs or {}
         traits = traits_of(func)
         self._before(traits, args, kwargs)
-        out = traits.call(*args, **kwargs)
+        if traits.is_random and traits.draws(args, kwargs):
+            out = self._draw(traits, args, kwargs)
+        else:
+            out = traits.call(*args, **kwargs)
         known = {_NO_STORAGE, *(_address(value) for value in flat((*args, *kwargs.values())))}
         for tensor in flat(out):
             if isinstance(tensor, Tensor) and (address := _address(tensor)) not in known:
@@ -158,15 +162,24 @@ class StepMonitor(TorchDispatchMode):
         return out
 
     def _before(self, traits: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if traits.is_random and traits.draws(args, kwargs):
-            generator = generator_of(args, kwargs)
-            if generator not in self.generators:
-                self.generators[generator] = generator.get_state()
         for key in (*traits.writes, *traits.hidden_targets(args)):
             value = kwargs.get(key) if isinstance(key, str) else args[key : key + 1]
             for tensor in flat(value):
                 if isinstance(tensor, Tensor):
                     self._before_write(tensor)
+
+    def _draw(self, traits: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an op that draws random numbers; note the generator, and its state before."""
+        generator = generator_of(args, kwargs)
+        out, drawn = draw(generator, partial(traits.call, *args, **kwargs))
+        if isinstance(drawn, Unrepeatable):
+            raise UnsupportedError(
+                f"{traits.func} in a step of a loop draws random numbers that cannot be drawn "
+                "again: no generator that PyTorch knows of its device has moved. A step is run "
+                "again in backward; draw the numbers before the loop and pass them as its inputs"
+            )
+        self.generators.setdefault(drawn.generator, drawn.before)
+        return out
 
     def _before_write(self, tensor: Tensor) -> None:
         address = _address(tensor)

@@ -29,12 +29,13 @@ from ..memory import uncounted_writes
 from ..memory.records import Op, Origin, SourceLocation, Value, View, values_in
 from ..memory.tensors import EXACT_TYPES, alias, is_plain, version_of
 from ..output_reuse import OutputReuse
-from ..randomness import Draw, draw, generator_of
+from ..randomness import Draw, Unrepeatable, draw, generator_of
 from ..region import Region, SavedTensor, replace_saves, unpack
 from ..replay import flat
 from ..retention import drop, hold, keep_by_products
 from ..schema import FUNCTION, OpTraits, Route, call_in_mode, traits_by_id, traits_of
 from ..source_location import caller, user_code
+from ..streams import Streams, streams_in_use
 from .stacks import are_hooks_on_top, remove_hooks, remove_mode
 from .storages import StorageTable
 from .views import run_view
@@ -59,6 +60,7 @@ class Recorder(TorchDispatchMode):
         self._reuse = OutputReuse()
         self.table = StorageTable(self._reuse, self._function_returned)
         self._writes = WriteTracker(self.table)
+        self._streams: Streams | None = None  # if an accelerator is in use
         self._ops = 0
         self.iteration_start = 0  # the number of the first op since backward last began
         self.pack = self._pack  # one object, so that it can be compared
@@ -97,7 +99,9 @@ class Recorder(TorchDispatchMode):
             uncounted_writes.install_hooks()
             keep_compiler_out()
             region.backward_began = self.end_iteration
+            self._streams = streams_in_use()
             push_dispatch_mode(self)
+        region.streams = self._streams
         self.opened.append(region)
         self.region = region
 
@@ -269,6 +273,8 @@ class Recorder(TorchDispatchMode):
             location: SourceLocation = code, frame.f_lasti, None  # `caller`, inlined
         else:
             location = caller(frame)
+        if self._streams is not None:
+            call = self._streams.bound(call, out)
         op = _new_op(Op, (self._ops, traits, call, encoded, reads, None, None, location))
         self._ops += 1
         if type(out) is Tensor and not is_attended:
@@ -338,9 +344,12 @@ class Recorder(TorchDispatchMode):
             for key in overlapped:
                 table.values.pop(key, None)
         seconds = time.perf_counter() - began
+        if isinstance(drawn, Unrepeatable):
+            drawn, keep = None, True
         reads = [*values_in(encoded), *values_in(keywords.values())]
         location = caller(_getframe(2))
-        op = Op(self._ops, traits, traits.call, encoded, reads, keywords or None, drawn, location)
+        replayed = traits.call if self._streams is None else self._streams.bound(traits.call, out)
+        op = Op(self._ops, traits, replayed, encoded, reads, keywords or None, drawn, location)
         self._ops += 1
         made = [(writes.after(op, write, keep=keep), write.tensor) for write in written]
         if traits.saves_before_write:
@@ -395,7 +404,9 @@ class Recorder(TorchDispatchMode):
                 value.held.version = value.version
 
 
-def _call(traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> tuple[Any, Draw | None]:
+def _call(
+    traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs
+) -> tuple[Any, Draw | Unrepeatable | None]:
     """Call an op; return its output, and how to draw its random numbers again."""
     call = partial(traits.call, *args, **kwargs)
     if traits.is_random and traits.draws(args, kwargs):
