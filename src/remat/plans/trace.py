@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from .order import backward_order
@@ -83,6 +83,7 @@ class Trace:
     ops: tuple[Op, ...]
     values: tuple[Value, ...]
     used: tuple[int, ...] = ()
+    _plain_peak: int | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def saved(self) -> tuple[int, ...]:
@@ -115,7 +116,10 @@ class Trace:
         """The most bytes that a pass without checkpointing holds at a time."""
         from .simulate import simulate_plain  # noqa: PLC0415  # it reads traces
 
-        return simulate_plain(self).peak_bytes
+        if self._plain_peak is None:  # once: it is asked for in every pass
+            object.__setattr__(self, "_plain_peak", simulate_plain(self).peak_bytes)
+        assert self._plain_peak is not None
+        return self._plain_peak
 
     @property
     def signature(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 
 import pytest
 import torch
@@ -149,3 +150,33 @@ def test_a_profiler_that_begins_when_a_part_of_the_step_has_been_differentiated(
             h.sin().sum().backward()
     (expected,) = torch.autograd.grad((x * x).sin().sum(), x)
     assert torch.equal(x.grad, expected)
+
+
+@pytest.mark.parametrize("manager", [False, True])
+def test_what_is_saved_belongs_to_the_op_that_needs_it(manager) -> None:
+    x = torch.randn(8, 8, requires_grad=True)
+    with remat.CheckpointProfiler() as profiler:
+        if manager:
+            with remat.CheckpointManager(memory_budget="1MB"):
+                x.sin().cos().sin().sum().backward()
+        else:
+            remat.checkpoint(lambda x: x.sin().cos().sin(), x).sum().backward()
+        remat.checkpoint(lambda x: x.exp().cos().tanh(), x).sum().backward()
+    first, second = profiler.traces
+    # `sin` and `cos` need what they read, `exp` and `tanh` what they have made.
+    assert [op.saves == op.reads for op in first.ops[:3]] == [True] * 3
+    exp, cos, tanh = second.ops
+    assert (exp.saves, cos.saves, tanh.saves) == (exp.makes, cos.reads, tanh.makes)
+
+
+def test_the_peak_of_a_plain_pass_is_not_simulated_in_every_step(monkeypatch) -> None:
+    simulate = importlib.import_module("remat.plans.simulate")
+    count, run = [], simulate.simulate_plain
+    monkeypatch.setattr(simulate, "simulate_plain", lambda trace: count.append(1) or run(trace))
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    with remat.CheckpointManager(memory_budget=0.9):
+        for number in range(8):
+            model(torch.ones(4, 8)).sum().backward()
+            if number == 3:
+                known = len(count)
+    assert len(count) == known

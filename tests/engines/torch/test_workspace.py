@@ -9,6 +9,7 @@ from torch import nn
 import remat
 from remat.engines.torch.budget.manager import Budget, run_within
 
+from .networks import ResNet, UNet
 from .oracles import planning
 
 ROWS, WIDTH = 512, 64
@@ -163,3 +164,57 @@ def test_what_is_saved_belongs_to_the_op_that_autograd_saves_it_for(function) ->
     assert made in ops[-1].reads
     assert made in ops[-1].saves
     assert (made in ops[-2].saves) == saves_result
+
+
+# -- what kernels allocate, as the allocator of PyTorch tells it -----------------------------------
+
+
+def peak_of_allocator(function) -> int:
+    """Return the most bytes that PyTorch allocates at a time, those of kernels included."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        function()
+    events = profile.profiler.kineto_results.events()
+    live = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak
+
+
+SMALL_NETS = {
+    "unet": (lambda: UNet(8), lambda: UNet.inputs(4, 32)),
+    "resnet": (lambda: ResNet(3, 16), lambda: ResNet.inputs(4, 32)),
+    "pooled": (
+        lambda: nn.Sequential(
+            *(
+                layer
+                for number, width in enumerate((16, 32, 64))
+                for layer in (
+                    nn.Conv2d(width // 2 if number else 3, width, 3, padding=1),
+                    nn.BatchNorm2d(width),
+                    nn.ReLU(),
+                    nn.MaxPool2d(2),
+                )
+            )
+        ),
+        lambda: (torch.randn(4, 3, 32, 32),),
+    ),
+}
+
+
+@pytest.mark.parametrize("share", [0.8, 0.9])
+@pytest.mark.parametrize(("make", "inputs"), SMALL_NETS.values(), ids=SMALL_NETS)
+def test_small_nets_keep_to_their_budget_from_the_first_pass_on(make, inputs, share) -> None:
+    model, given = make(), inputs()
+
+    def step() -> None:
+        model(*given).square().mean().backward()
+
+    step()  # from now on gradients are there
+    with remat.CheckpointManager(memory_budget=share) as manager:
+        peaks = [peak_of_allocator(step) for _ in range(3)]
+    record = manager.last_pass
+    assert max(peaks) <= 1.02 * record.budget
+    assert record.measured_peak <= 1.01 * record.budget
+    assert peaks[-1] >= 0.85 * record.plan.peak_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -291,3 +292,50 @@ _HIDDEN_WRITES: dict[Any, tuple[tuple[int, ...], int | None]] = {
     aten.cudnn_batch_norm: ((3, 4), 5),
     aten.miopen_batch_norm: ((3, 4), 5),
 }
+
+
+@functools.cache
+def saves_its_output(func: Any) -> bool:
+    """Return whether the backward of an op, or of one with this name, needs what it has made."""
+    text = str(func).removeprefix("aten.")
+    name = text.partition(".")[0]
+    names = {text, name, name.removesuffix("_")}
+    return not names.isdisjoint(_SAVE_THEIR_OUTPUT) or "attention" in name
+
+
+# Ops whose backward needs what they gave: in place or not, in place only, or with an overload. It
+# matters only for a value that one op made and the next one reads: whose backward is it saved for?
+_SAVE_THEIR_OUTPUT = frozenset(
+    [
+        "_cdist_forward",
+        "_log_softmax",
+        "_softmax",
+        "amax",
+        "amin",
+        "cumprod",
+        "dist",
+        "exp",
+        "exp2",
+        "expm1",
+        "hypot",
+        "linalg_cholesky_ex",
+        "linalg_inv_ex",
+        "linalg_qr",
+        "linalg_solve_triangular",
+        "linalg_vector_norm",
+        "logcumsumexp",
+        "logsumexp",
+        "norm",
+        "prod",
+        "reciprocal",
+        "relu",
+        "rsqrt",
+        "sigmoid",
+        "sqrt",
+        "std",
+        "tan",
+        "tanh",
+        *("celu_", "elu_", "leaky_relu_", "rrelu_with_noise_"),
+        *("pow.Scalar", "pow.Tensor_Tensor"),
+    ]
+)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import ref
 
-import torch
 from torch import Tensor
 
 from ....plans.trace import Kind, Trace
@@ -17,13 +15,13 @@ from ....plans.trace import Op as TracedOp
 from ....plans.trace import Value as TracedValue
 from ..memory.records import Op, Origin, SourceLocation, Value
 from ..memory.tensors import nbytes_of
+from ..schema import saves_its_output
 from ..source_location import line_text, module_path
 from .workspace import (
-    CONVOLUTION,
     Call,
     call_of,
-    convolution_workspace,
     is_known,
+    kernel_workspace,
     known_backward,
     measure_workspace,
 )
@@ -33,43 +31,6 @@ __all__ = ["Key", "Tracer", "key_of"]
 Made = list[tuple[Value, Tensor]]
 Key = tuple[Any, ...]  # what makes two ops equal
 _passes = itertools.count()
-
-# Ops whose backward needs what they gave: in place or not, in place only, or with an overload. It
-# matters only for a value that one op made and the next one reads: whose backward is it saved for?
-_SAVE_THEIR_OUTPUT = frozenset(
-    [
-        "_cdist_forward",
-        "_log_softmax",
-        "_softmax",
-        "amax",
-        "amin",
-        "cumprod",
-        "dist",
-        "exp",
-        "exp2",
-        "expm1",
-        "hypot",
-        "linalg_cholesky_ex",
-        "linalg_inv_ex",
-        "linalg_qr",
-        "linalg_solve_triangular",
-        "linalg_vector_norm",
-        "logcumsumexp",
-        "logsumexp",
-        "norm",
-        "prod",
-        "reciprocal",
-        "relu",
-        "rsqrt",
-        "sigmoid",
-        "sqrt",
-        "std",
-        "tan",
-        "tanh",
-        *("celu_", "elu_", "leaky_relu_", "rrelu_with_noise_"),
-        *("pow.Scalar", "pow.Tensor_Tensor"),
-    ]
-)
 
 
 class Tracer:
@@ -122,9 +83,12 @@ class Tracer:
             if before is None:
                 self.plain_bytes += self._values[-1].nbytes
         makes = tuple(self.number(value) for value, _ in made)
-        if op.traits.func is CONVOLUTION and made and has_grad:
-            self.kernel_workspace[number] = convolution_workspace(op, made[0][1])
-            self.needs_workspace(number, self.kernel_workspace[number])
+        if has_grad and made:
+            first_has_grad = bool(reads) and self._values[reads[0]].requires_grad
+            nbytes = kernel_workspace(op, made[0][1], needs_gradient=first_has_grad)
+            if nbytes:
+                self.kernel_workspace[number] = nbytes
+                self.needs_workspace(number, nbytes)
         module = module_path(op, self._paths)
         is_whole = len(op.reads) == 1 and bool(op.args) and type(op.args[0]) is Value
         noted = _Noted(op.traits.func, op.location, module, key, reads, makes, is_whole)
@@ -181,7 +145,7 @@ class Tracer:
         if self._values[number].made_by != last:
             return last + 1
         op = self._ops[last]
-        is_own = number != op.makes[0] or _saves_its_output(op.func)  # or a by-product
+        is_own = number != op.makes[0] or saves_its_output(op.func)  # or a by-product
         # An op saves its output once. If it is saved again, then for the next op.
         return last if is_own and number not in self._saves[last] else last + 1
 
@@ -368,14 +332,6 @@ def _died(tracer: ref[Tracer], number: int, _: Any) -> None:
     tracing = tracer()
     if tracing is not None:
         tracing.died(number)
-
-
-@functools.cache
-def _saves_its_output(func: Any) -> bool:
-    text = str(func).removeprefix("aten.")
-    name = text.partition(".")[0]
-    names = {text, name, name.removesuffix("_")}
-    return not names.isdisjoint(_SAVE_THEIR_OUTPUT) or "attention" in name
 
 
 class _Noted(NamedTuple):

@@ -4,7 +4,7 @@ The gradient of `x ** 2` is `grad * (2 * x)`: in between, one more tensor of the
 alive than the gradients. Such bytes are found by running the op and its backward once on meta
 tensors, which have shapes but no data.
 
-The kernels of convolutions allocate besides, which no tensor shows: `convolution_workspace`.
+Some kernels allocate besides, which no tensor shows: `kernel_workspace`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,15 @@ from ..replay import flat
 from ..schema import traits_of
 from .meter import StorageMeter
 
-__all__ = ["CONVOLUTION", "Backward", "Call", "call_of", "convolution_workspace", "is_known", "known_backward", "measure_workspace"]
+__all__ = [
+    "Backward",
+    "Call",
+    "call_of",
+    "is_known",
+    "kernel_workspace",
+    "known_backward",
+    "measure_workspace",
+]
 
 _MANY = 4096
 
@@ -168,21 +176,35 @@ class _Metering(TorchDispatchMode):
         return out
 
 
-# -- convolutions on the CPU -----------------------------------------------------------------------
+# -- kernels on the CPU ----------------------------------------------------------------------------
 
-CONVOLUTION: Any = torch.ops.aten.convolution.default
+_CONVOLUTION: Any = torch.ops.aten.convolution.default
+_BATCH_NORM: Any = torch.ops.aten.native_batch_norm.default
 _BLOCK = 16  # channels
 _ONEDNN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def convolution_workspace(op: Op, result: Tensor) -> int:
-    """Return about the bytes that the kernel of the backward of a convolution allocates on the CPU.
+def kernel_workspace(op: Op, result: Tensor, *, needs_gradient: bool) -> int:
+    """Return about the bytes that the kernel of the backward of an op allocates on the CPU.
+
+    `needs_gradient` tells whether the first thing that it reads has a gradient. What kernels take
+    on other devices is not known.
+    """
+    if result.device.type != "cpu":
+        return 0
+    if op.traits.func is _BATCH_NORM:
+        return result.nbytes if needs_gradient else 0
+    return _convolution_workspace(op, result) if op.traits.func is _CONVOLUTION else 0
+
+
+def _convolution_workspace(op: Op, result: Tensor) -> int:
+    """Return the bytes that the backward of a convolution allocates.
 
     oneDNN copies what is convolved and the gradient into blocks of channels, unless the channels
-    come last already. What it does not take is unfolded into columns. Other devices are not known.
+    come last already. What it does not take is unfolded into columns.
     """
     size, kernel = _size_of(op.args[0]), _size_of(op.args[1])
-    if result.device.type != "cpu" or not result.is_contiguous() or not kernel[2:]:
+    if not result.is_contiguous() or not kernel[2:]:
         return 0
     stride, is_transposed, groups = op.args[3], op.args[6], op.args[8]
     if prod(kernel[2:]) == prod(stride) == 1 and not is_transposed:
@@ -194,7 +216,9 @@ def convolution_workspace(op: Op, result: Tensor) -> int:
     return result.element_size() * (_blocked(size) + _blocked(result.shape) + _blocked(kernel))
 
 
-def _takes_onednn(dtype: torch.dtype, size: Sequence[int], kernel: Sequence[int], groups: int) -> bool:
+def _takes_onednn(
+    dtype: torch.dtype, size: Sequence[int], kernel: Sequence[int], groups: int
+) -> bool:
     """Return whether PyTorch gives a convolution to oneDNN: not if it is tiny, or of doubles."""
     if dtype not in _ONEDNN_DTYPES or not torch.backends.mkldnn.is_available():
         return False

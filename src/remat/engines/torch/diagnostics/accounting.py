@@ -19,6 +19,7 @@ from ..memory.records import Op, Operand, Origin, Value
 from ..memory.tensors import is_plain, nbytes_of
 from ..region import Region, SavedTensor
 from ..replay import NeededOp, values_used
+from ..schema import saves_its_output
 from ..source_location import line_text, module_path
 
 __all__ = ["Accounting", "ObservedTensor", "name_of", "storage_number"]
@@ -117,14 +118,19 @@ class Accounting:
             self._kept[saved.plain_key] = nbytes
 
     def _note_saved(self, value: int) -> int:
-        """Return the op that a value is saved for: the last op if it computed it, else the next.
+        """Return the op that a value is saved for: the next op, or the last one for its own result.
 
-        Autograd saves inputs before an op runs and outputs after it. The first save of an output of
-        the last op is attributed to that op.
+        Autograd saves inputs before an op runs and outputs after it, each once for an op.
         """
-        last = len(self._ops) - 1
-        is_result = self._values[value].made_by == last
-        op = last if is_result and value not in self._saves.get(last, {}) else last + 1
+        op = len(self._ops)
+        if (
+            op
+            and self._values[value].made_by == op - 1
+            and value not in self._saves.get(op - 1, {})
+        ):
+            last = self._ops[-1]
+            if value != last.makes[0] or saves_its_output(last.name):
+                op -= 1
         self._saves.setdefault(op, {})[value] = None
         return op
 
@@ -195,6 +201,10 @@ class Accounting:
         self._send_trace()
 
     def _send_trace(self) -> None:
+        for value in self._saves.pop(len(self._ops), {}):  # for an op that never came
+            made_by = self._values[value].made_by
+            if made_by is not None:
+                self._saves.setdefault(made_by, {})[value] = None
         ops = [
             replace(op, saves=tuple(self._saves.get(number, ())))
             for number, op in enumerate(self._ops)
