@@ -64,8 +64,8 @@ class Outputs:
     """The outputs of one run of a loop."""
 
     __slots__ = (
-        *("_api", "_at", "_examples", "_is_delivered", "_made", "_numbers", "_origins", "_outputs", "_rows"),
-        *("_targets", "_variables"),
+        *("_api", "_at", "_examples", "_is_delivered", "_made", "_numbers", "_origins", "_outputs", "_owned"),
+        *("_rows", "_targets", "_variables"),
     )
 
     def __init__(
@@ -78,8 +78,11 @@ class Outputs:
         numbers: bool,
         origins: Origins,
         at: Place,
+        *,
+        owned: bool,
     ) -> None:
         self._outputs = outputs
+        self._owned = owned  # the function may write to the items
         self._origins = origins
         self._targets = targets
         self._variables = variables
@@ -166,7 +169,7 @@ class Outputs:
 
     def hand_over(self, stacks: Sequence[Any], first: int, steps: int) -> None:
         """Take what the steps from `first` on have made."""
-        columns = [self._api.entries(stack) for stack in stacks]
+        columns = [self._api.entries(stack, owned=self._owned) for stack in stacks]
         for row in range(steps):
             notes = self._made.pop(first + row, None)
             if notes is None:

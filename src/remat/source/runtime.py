@@ -257,7 +257,9 @@ class _Loop:
         scanned: list[Any] = []
         if self._items is not None and self._plan.needs_item:
             self._items.prepare(self._turn, sources, scanned, self._runtime.values)
-        origins = Origins(self._runtime.values, self._runtime.place(self._plan))
+        place, plan = self._runtime.place(self._plan), self._plan
+        views_matter = plan.is_exposed or bool(plan.changed)
+        origins = Origins(self._runtime.values, place, views_matter=views_matter)
         frame, outputs, state = self._frame(values, targets, scanned, origins)
         kept = Kept(
             zip(self._plan.reads, reads, strict=True), self._plan.volatile, self._runtime.values
@@ -344,6 +346,7 @@ class _Loop:
             numbers,
             origins,
             self._runtime.place(plan),
+            owned=plan.is_exposed,
         )
 
     def _run(
