@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from .names import bound_names, walk_scope
 
-__all__ = ["alias_names", "related_names", "relations"]
+__all__ = ["alias_names", "part_names", "related_names", "relations"]
 
 # Functions and methods whose result looks at the memory of what they are called on.
 _VIEWS = frozenset(
@@ -43,6 +43,19 @@ def alias_names(
                 found |= bound_names(each)
             case ast.match_case(pattern=pattern):
                 found |= bound_names(pattern)
+    return found
+
+
+def part_names(body: Iterable[ast.AST]) -> set[str]:
+    """Return the names that some code binds to an entry, an attribute or a view of something."""
+    found: set[str] = set()
+    for node in walk_scope(body):
+        value = getattr(node, "value", None)
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for name in set().union(*(_aliases(each, value) for each in targets)):
+                if not isinstance(value, ast.Name):
+                    found.add(name)
     return found
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .aliases import alias_names, related_names, relations
+from .aliases import alias_names, part_names, related_names, relations
 from .liveness import Live, bound_at_loops, live_names
 from .mutations import Mutation, find_mutations
 from .names import FUNCTIONS, LOOPS, binds_of, bound_names, free_names, read_names, walk_scope
@@ -139,12 +139,12 @@ class _Analysis:
             owns_reads=_hands_on(loop.body, set(reads) | _target(loop)),
             outputs=outputs,
             needs_item=bool(_target(loop) & (read_names(body) | set(state))),
-            is_exposed=self._is_exposed(loop, {*state, *(each.name for each in outputs)}),
+            is_exposed=not self._exposed(loop).isdisjoint((*state, *(o.name for o in outputs))),
             guarded=any(loop in ast.walk(each) for each in self._withs),
         )
 
-    def _is_exposed(self, loop: Loop, names: set[str]) -> bool:
-        """Say whether names of a loop may stand for what is written to outside of its turns."""
+    def _exposed(self, loop: Loop) -> set[str]:
+        """Return the names that may stand for what is written to outside of a loop's turns."""
         inside = {id(node) for node in ast.walk(loop)}
         around = self._facts.outermost.get(loop)
         end = loop.end_lineno or 0
@@ -154,7 +154,7 @@ class _Analysis:
         for each in self._mutations:
             if id(each.node) not in inside and getattr(each.node, "lineno", end) >= end:
                 written |= {each.name} if each.name else read_names(each.node)
-        return any(names & related_names(name, self._relations) for name in written)
+        return set().union(*(related_names(name, self._relations) for name in written))
 
     def _refuse(
         self,
@@ -171,6 +171,12 @@ class _Analysis:
         for name in sorted(self._live[loop].handlers & (bound | changed)):
             return Refusal(
                 loop.lineno, f"an except or finally clause around it reads {name}, which it binds"
+            )
+        for name in sorted(names & part_names(_turn(loop)) & self._exposed(loop)):
+            return Refusal(
+                loop.lineno,
+                f"its body binds {name} to what may be a part of another object, and the function "
+                "may write to one of them: take a copy",
             )
         for name, function in _named_functions(loop.body):
             if name in names and free_names(function) & bound:

@@ -8,7 +8,7 @@ and added to the list, in their order, so that gradients flow through them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .analysis import Output
@@ -126,13 +126,19 @@ class Outputs:
                 found += collector[-output.window :]
         return tuple(found)
 
-    def made_by(self, step: int, collectors: tuple[Any, ...]) -> list[Any]:
+    def made_by(
+        self,
+        step: int,
+        collectors: tuple[Any, ...],
+        check: Callable[[Sequence[Any]], None],
+    ) -> list[Any]:
         """Return the arrays that a step has made, in the places that they have in every step."""
         arrays: list[Any] = []
         notes: list[_Made] = []
         for place, (output, collector) in enumerate(zip(self._outputs, collectors, strict=True)):
             items = collector.stores if output.kind == "store" else collector[output.window :]
             layout, found, others = take_apart(tuple(items), self._api, self._numbers)
+            check(others)
             tokens = self._origins.tokens(tuple(items), found, step, place)
             notes.append(_Made(layout, others, tokens))
             arrays += self._filled(place, list(found))
