@@ -64,7 +64,7 @@ class Outputs:
     """The outputs of one run of a loop."""
 
     __slots__ = (
-        *("_api", "_at", "_examples", "_is_delivered", "_made", "_numbers", "_origins", "_outputs", "_owned"),
+        *("_api", "_at", "_examples", "_made", "_numbers", "_origins", "_outputs", "_owned"),
         *("_rows", "_targets", "_variables"),
     )
 
@@ -89,8 +89,7 @@ class Outputs:
         self._api = api
         self._numbers = numbers
         self._at = at
-        self._is_delivered = False
-        self._made: dict[int, list[_Made]] = {}
+        self._made: dict[int, list[_Made]] | None = {}  # None: it is handed over
         self._rows: list[tuple[int, list[_Made], list[Any]]] = []  # of steps, with their arrays
         # Zeros like the arrays of a step; None: not known before a step has run.
         self._examples = [None if e is None else self._zeros(e) for e in examples]
@@ -142,7 +141,7 @@ class Outputs:
             tokens = self._origins.tokens(tuple(items), found, step, place)
             notes.append(_Made(layout, others, tokens))
             arrays += self._filled(place, list(found))
-        if not self._is_delivered:
+        if self._made is not None:
             self._made.setdefault(step, notes)
         return arrays
 
@@ -175,6 +174,7 @@ class Outputs:
 
     def hand_over(self, stacks: Sequence[Any], first: int, steps: int) -> None:
         """Take what the steps from `first` on have made."""
+        assert self._made is not None
         columns = [self._api.entries(stack, owned=self._owned) for stack in stacks]
         for row in range(steps):
             notes = self._made.pop(first + row, None)
@@ -184,7 +184,7 @@ class Outputs:
 
     def deliver(self, origins: Origins) -> None:
         """Add what the steps have made to the lists and objects that it is meant for."""
-        rows, self._rows, self._is_delivered = self._rows, [], True
+        rows, self._rows, self._made = self._rows, [], None
         for step, notes, given in rows:
             at = 0
             for place, made in enumerate(notes):
