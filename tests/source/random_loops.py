@@ -235,9 +235,10 @@ class NamesWriter(Writer):
             f"{name}[0] = 0.125",
             "box['k'] += 0.5",
             "pair[0][1] = 0.75",
-            "out and out[-1].__iadd__(0.5)",
             "hist[-1][0] = 0.25",
         ]
+        if depth == 1:  # (nothing shows that it is a write)
+            forms.append("out and out[-1].__iadd__(0.5)")
         self.line(depth, r.choice(forms[:3] * 2 + forms))
 
     def simple(self, depth: int, loops: int) -> None:

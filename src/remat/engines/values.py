@@ -77,6 +77,24 @@ class LoadedValues:
             return leaf * 1
         return leaf.copy(order="K") if isinstance(leaf, np.ndarray) else leaf
 
+    def memory(self, leaf: Any) -> Any:
+        """Return what arrays over the same memory have in common; None if nobody can write."""
+        if _is_tensor_type(type(leaf)):
+            is_strided = str(leaf.layout) == "torch.strided" and not leaf.is_nested
+            return ("torch", leaf.untyped_storage()._cdata) if is_strided else None
+        owner = _plain(leaf)
+        if not isinstance(owner, np.ndarray):
+            return None
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        return ("numpy", id(owner))
+
+    def is_made(self, leaf: Any) -> bool:
+        """Say whether an array may be the result of an op that gradients flow through."""
+        if _is_tensor_type(type(leaf)):
+            return leaf.grad_fn is not None
+        return _is_box_type(type(leaf)) or np.issubdtype(leaf.dtype, np.inexact)
+
     def content_mark(self, copy: Any, original: Any) -> Any:
         """Return what tells later whether a copy of an array was written to."""
         if _is_tensor_type(type(copy)):
@@ -111,10 +129,11 @@ class LoadedValues:
             return sys.modules["torch"].zeros(steps, dtype=sys.modules["torch"].uint8)
         return np.zeros(steps, np.uint8)
 
-    def entries(self, stack: Any) -> list[Any]:
-        """Return the entries of an array along its first axis."""
+    def entries(self, stack: Any, *, owned: bool) -> list[Any]:
+        """Return the entries of an array along its first axis; `owned`: they are written to."""
         if _is_tensor_type(type(stack)):
-            return list(stack.unbind(0))
+            entries = stack.unbind(0)  # which refuse to be written to
+            return [each.clone() for each in entries] if owned else list(entries)
         return [stack[i] for i in range(len(stack))]
 
 

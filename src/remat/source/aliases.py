@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from .names import bound_names, walk_scope
 
-__all__ = ["alias_names"]
+__all__ = ["alias_names", "part_names", "related_names", "relations"]
 
 # Functions and methods whose result looks at the memory of what they are called on.
 _VIEWS = frozenset(
@@ -46,6 +46,19 @@ def alias_names(
     return found
 
 
+def part_names(body: Iterable[ast.AST]) -> set[str]:
+    """Return the names that some code binds to an entry, an attribute or a view of something."""
+    found: set[str] = set()
+    for node in walk_scope(body):
+        value = getattr(node, "value", None)
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for name in set().union(*(_aliases(each, value) for each in targets)):
+                if not isinstance(value, ast.Name):
+                    found.add(name)
+    return found
+
+
 def _aliases(target: ast.expr, value: ast.expr) -> Iterator[str]:
     both = isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List)
     if both and len(target.elts) == len(value.elts):  # type: ignore[attr-defined]
@@ -69,6 +82,45 @@ def _may_alias(value: ast.expr) -> bool:
         case ast.Call(func=ast.Attribute(value=owner, attr=name), args=arguments):
             return name in _VIEWS and any(map(_may_alias, [owner, *arguments[:1]]))
     return False
+
+
+def relations(body: Iterable[ast.AST]) -> list[set[str]]:
+    """Return groups of names that may come to stand for the same object, or for parts of it.
+
+    Any call may return what it gets, or put it into something else that it gets.
+    """
+    found: list[set[str]] = []
+    for node in walk_scope(body):
+        match node:
+            case ast.Assign() | ast.AnnAssign() | ast.NamedExpr() | ast.withitem() | ast.Expr():
+                found.append(set(_handed_on(node)))
+            case ast.AugAssign(value=ast.List() | ast.Tuple() | ast.Name()):
+                found.append(set(_handed_on(node)))
+            case ast.For(target=target, iter=iterable):
+                found.append(bound_names(target) | set(_handed_on(iterable)))
+            case ast.Call():
+                found.append(set(_handed_on(node)))
+    return [group for group in found if len(group) > 1]
+
+
+def related_names(name: str, groups: Iterable[set[str]]) -> set[str]:
+    """Return all names that are related to one, by any number of groups."""
+    found, rest = {name}, list(groups)
+    while near := [group for group in rest if group & found]:
+        found = found.union(*near)
+        rest = [group for group in rest if not group & found]
+    return found
+
+
+def _handed_on(node: ast.AST) -> Iterator[str]:
+    """Generate the names in an expression whose objects may be in its value."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Subscript):
+        yield from _handed_on(node.value)
+    elif not isinstance(node, ast.BinOp | ast.UnaryOp | ast.Compare | ast.JoinedStr | ast.Lambda):
+        for child in ast.iter_child_nodes(node):
+            yield from _handed_on(child)
 
 
 def _is_range(iterable: ast.expr | None) -> bool:

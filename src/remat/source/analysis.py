@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .aliases import alias_names
+from .aliases import alias_names, part_names, related_names, relations
 from .liveness import Live, bound_at_loops, live_names
 from .mutations import Mutation, find_mutations
 from .names import FUNCTIONS, LOOPS, binds_of, bound_names, free_names, read_names, walk_scope
@@ -53,6 +53,7 @@ class LoopPlan:
     is_steady: bool  # whether its body gives no variable of the state a constant
     outputs: tuple[Output, ...]
     needs_item: bool  # whether the body or what follows reads the loop variable
+    is_exposed: bool  # whether the function may write to what the loop gives
     guarded: bool  # whether an exception in the loop may be swallowed around it
 
 
@@ -76,6 +77,7 @@ class _Analysis:
         self._live: dict[ast.stmt, Live] = live_names(function.body)
         self._bound = bound_at_loops(arguments, function.body)
         self._mutations = find_mutations(function.body)
+        self._relations = relations(function.body)
         self._withs = [node for node in walk_scope(function.body) if isinstance(node, ast.With)]
         self._depths = dict(_depths(function.body, 0))
 
@@ -137,8 +139,22 @@ class _Analysis:
             owns_reads=_hands_on(loop.body, set(reads) | _target(loop)),
             outputs=outputs,
             needs_item=bool(_target(loop) & (read_names(body) | set(state))),
+            is_exposed=not self._exposed(loop).isdisjoint((*state, *(o.name for o in outputs))),
             guarded=any(loop in ast.walk(each) for each in self._withs),
         )
+
+    def _exposed(self, loop: Loop) -> set[str]:
+        """Return the names that may stand for what is written to outside of a loop's turns."""
+        inside = {id(node) for node in ast.walk(loop)}
+        around = self._facts.outermost.get(loop)
+        end = loop.end_lineno or 0
+        if around is not None:
+            end = 0  # all that the outer loop does comes again
+        written: set[str] = set()
+        for each in self._mutations:
+            if id(each.node) not in inside and getattr(each.node, "lineno", end) >= end:
+                written |= {each.name} if each.name else read_names(each.node)
+        return set().union(*(related_names(name, self._relations) for name in written))
 
     def _refuse(
         self,
@@ -155,6 +171,12 @@ class _Analysis:
         for name in sorted(self._live[loop].handlers & (bound | changed)):
             return Refusal(
                 loop.lineno, f"an except or finally clause around it reads {name}, which it binds"
+            )
+        for name in sorted(names & part_names(_turn(loop)) & self._exposed(loop)):
+            return Refusal(
+                loop.lineno,
+                f"its body binds {name} to what may be a part of another object, and the function "
+                "may write to one of them: take a copy",
             )
         for name, function in _named_functions(loop.body):
             if name in names and free_names(function) & bound:

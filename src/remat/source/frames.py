@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .identity import NO_TOKENS, Origins
-from .kept import aliased
-from .layouts import UNBOUND, Static, take_apart
+from .kept import aliased, loses_gradients
+from .layouts import ATOMS, UNBOUND, Static, take_apart
 from .protocols import Place, Values
 
 __all__ = ["BareFrame", "Frame"]
@@ -30,7 +30,7 @@ class Frame:
 
     __slots__ = (
         *("_api", "_at", "_changed", "_owns_reads", "_items", "_last", "_numbers", "_origins"),
-        *("_outputs", "_room", "_scans", "unbound"),
+        *("_outputs", "_room", "_scans", "_vetted", "unbound"),
     )
     is_bare = False
 
@@ -60,6 +60,7 @@ class Frame:
         self._scans = scans
         self._owns_reads = owns_reads  # and items
         self._origins = origins
+        self._vetted: dict[int, Any] = {}  # objects that hold no arrays
         self._at = at
 
     # -- for generated code --------------------------------------------------------------------
@@ -90,7 +91,7 @@ class Frame:
         self._origins.end(step, reads)
         made: Any = ()
         if self._outputs is not None:
-            made = self._outputs.made_by(step, outputs)
+            made = self._outputs.made_by(step, outputs, self.refuse_objects)
             values += self._outputs.windows(outputs)
         if not leaves_by and step + 1 == self._last:
             leaves_by = -1
@@ -157,6 +158,8 @@ class Frame:
             tokens = self._origins.tokens(values, arrays, step)
         if not layout.is_plain:
             self._refuse_numbers(arrays)
+        if others:
+            self.refuse_objects(others)
         empty = self._room - len(arrays)
         if empty < 0:
             raise self._at.error(
@@ -188,6 +191,18 @@ class Frame:
         static = state[-1]
         values: Sequence[Any] = static.layout.put_together(state, static.others)
         return values
+
+    def refuse_objects(self, others: Sequence[Any]) -> None:
+        """Refuse new objects that hold arrays: no gradient would flow through them."""
+        for leaf in others:
+            if type(leaf) in ATOMS or self._vetted.get(id(leaf), self) is leaf:
+                continue
+            if loses_gradients(leaf, self._api):
+                raise self._at.error(
+                    f"a turn gives a {type(leaf).__name__} that holds arrays, or makes some; give "
+                    "an array or a tuple, list, dict or dataclass of them"
+                )
+            self._vetted[id(leaf)] = leaf
 
     def _refuse_numbers(self, arrays: Sequence[Any]) -> None:
         if self._numbers:
@@ -241,6 +256,7 @@ class BareFrame(Frame):
         if value is not state:
             self._origins.read_by_step(reads)
         self._note(state, value)
+        self._origins.tokens(values, values, 0)
         self._origins.forget_step()
         self._copy = None
         # Small steps are run by the thousand.

@@ -29,7 +29,7 @@ from .protocols import Place, Values
 
 __all__ = ["NO_TOKENS", "Origins", "Tokens", "is_container"]
 
-Token = Any  # an int: of the variables before the loop; otherwise a tuple
+Token = Any  # a tuple; (numbers in dicts and attributes would be closed-over numbers that change)
 
 
 class Tokens(NamedTuple):
@@ -46,7 +46,7 @@ NO_TOKENS = Tokens((), (), is_distinct=True)
 class Origins:
     """What is known of the identity of objects in one run of a loop."""
 
-    def __init__(self, api: Values, at: Place) -> None:
+    def __init__(self, api: Values, at: Place, *, views_matter: bool) -> None:
         self._api = api
         self._at = at
         self._before: list[Any] = []  # objects before the loop, by token
@@ -54,7 +54,10 @@ class Origins:
         self._entry: Callable[[int], Any] | None = None  # of what a `for` iterates over
         self._known: dict[int, Token] = {}  # in the step that runs, by id
         self._copies: list[tuple[Any, Any, Token]] = []  # that a step may write to
-        self._written: dict[Token, int] = {}  # the last step that wrote to it
+        self._written: dict[Token, tuple[int]] = {}  # the last step that wrote to it
+        self._views_matter = views_matter  # somebody may write to what the loop gives
+        self._around: list[tuple[Any, Token]] = []  # arrays that a step gets
+        self._given: list[tuple[Any, Token]] = []  # and those that it gives
         self._delivered: dict[Token, Any] = {}
 
     # -- before the loop -----------------------------------------------------------------------
@@ -72,7 +75,7 @@ class Origins:
 
         def token(value: Any) -> Token:
             if id(value) not in known:
-                known[id(value)] = len(self._before)
+                known[id(value)] = ("before", len(self._before))
                 self._before.append(value)
             return known[id(value)]
 
@@ -83,7 +86,9 @@ class Origins:
     def begin(self, arrays: Sequence[Any], tokens: Tokens) -> Sequence[Any]:
         """Note the arrays that a step gets; return them, the same one for the same token."""
         self._known = known = {}
-        self._copies = []
+        self._copies, self._around, self._given = [], [], []
+        if self._views_matter:
+            self._around += zip(arrays, tokens.arrays, strict=False)
         if tokens.is_distinct:
             for token, array in zip(tokens.arrays, arrays, strict=False):
                 known[id(array)] = token
@@ -119,14 +124,17 @@ class Origins:
         for place, value in enumerate(values):
             if self._api.is_array_type(type(value)):
                 self._known.setdefault(id(value), ("read", place, 0))
+                self._around.append((value, ("read", place, 0)))
             elif isinstance(value, tuple | list | dict):
                 for part, each in enumerate(_parts(value, self._api)):
                     self._known.setdefault(id(each), ("read", place, part))
+                    self._around.append((each, ("read", place, part)))
 
     def item(self, step: int, value: Any) -> None:
         """Note the item of this turn."""
         for place, part in enumerate(_parts(value, self._api)):
             self._known.setdefault(id(part), ("item", step, place))
+            self._around.append((part, ("item", step, place)))
             self._alive_now(part)
 
     def _alive_now(self, value: Any) -> None:
@@ -141,7 +149,9 @@ class Origins:
 
     def forget_step(self) -> None:
         """Free what the step that ran has held."""
-        self._known, self._copies = {}, []
+        if self._views_matter:
+            self._refuse_views()
+        self._known, self._copies, self._around, self._given = {}, [], [], []
 
     def forget(self) -> None:
         """Free what was there before the loop and what came out of it: steps may run again."""
@@ -152,7 +162,7 @@ class Origins:
         self.read_by_step(reads)
         for copy, mark, token in self._copies:
             if token is not None and self._api.is_content_changed(copy, mark):
-                self._written[token] = max(step, self._written.get(token, step))
+                self._written[token] = max((step,), self._written.get(token, (step,)))
 
     def tokens(
         self, values: tuple[Any, ...], arrays: Sequence[Any], step: int, what: int = -1
@@ -166,10 +176,32 @@ class Origins:
                 found = known[id(value)] = (step, what, len(known))
             return found
 
-        if arrays is not values:
-            return _tokens(values, arrays, token)
-        found = tuple([token(array) for array in arrays])  # the usual case: all are arrays
-        return Tokens(found, (), len(set(found)) == len(found))
+        if arrays is values:  # the usual case: all are arrays
+            found = tuple([token(array) for array in arrays])
+            tokens = Tokens(found, (), len(set(found)) == len(found))
+        else:
+            tokens = _tokens(values, arrays, token)
+        if self._views_matter:
+            self._given += zip(arrays, tokens.arrays, strict=True)
+        return tokens
+
+    def _refuse_views(self) -> None:
+        """Refuse what a step gives if it is a part of another array that stays."""
+        staying = {token for _, token in self._given}
+        around = [
+            (array, token)
+            for array, token in self._around
+            if token in staying or token[0] in ("before", "read", "item")
+        ]
+        owners: dict[Any, Token] = {}
+        for array, token in (*around, *self._given):
+            memory = self._api.memory(array)
+            if memory is not None and owners.setdefault(memory, token) != token:
+                if token[0] not in ("before", "read", "item"):
+                    raise self._at.error(
+                        "a variable or a list gets a view of another array, and the function may "
+                        "write to one of them; take a copy"
+                    )
 
     # -- after the loop ------------------------------------------------------------------------
 
@@ -191,7 +223,7 @@ class Origins:
     def output(self, array: Any, token: Token, step: int, name: str) -> Any:
         """Return an array that a list gets after the loop."""
         if token not in self._delivered:
-            if self._written.get(token, step) > step:
+            if self._written.get(token, (step,)) > (step,):
                 raise self._at.error(
                     f"a turn adds an array to {name} that a later turn changes in place; add a copy"
                 )
@@ -219,8 +251,8 @@ class Origins:
         """Return the object from outside that a token stands for; None: it is a new one."""
         if token in self._written:
             return None
-        if isinstance(token, int):
-            return self._before[token]
+        if token[0] == "before":
+            return self._before[token[1]]
         if token[0] == "read":
             return self._read[token[1]][token[2]]
         if token[0] == "item" and self._entry is not None:

@@ -15,9 +15,9 @@ from .. import trees
 from .identity import Tokens
 from .protocols import Values
 
-__all__ = ["UNBOUND", "Layout", "Static", "spare_room", "take_apart"]
+__all__ = ["ATOMS", "UNBOUND", "Layout", "Static", "spare_room", "take_apart"]
 
-_ATOMS = (bool, int, float, complex, str, bytes, type(None))
+ATOMS = (bool, int, float, complex, str, bytes, type(None))
 _SPARE = 4
 
 
@@ -72,7 +72,7 @@ def take_apart(
 
 @functools.lru_cache(maxsize=1024)
 def _flat_layout(kinds: tuple[type, ...], api: Any, numbers: bool) -> Layout | None:
-    if all(kind in _ATOMS or kind is _Unbound or api.is_array_type(kind) for kind in kinds):
+    if all(kind in ATOMS or kind is _Unbound or api.is_array_type(kind) for kind in kinds):
         arrays, others = _split(kinds, api, numbers)
         is_plain = all(api.is_plain_array_type(kinds[place]) for place in arrays)
         return Layout(arrays, others, None, is_plain)
@@ -122,7 +122,7 @@ def _same(one: Any, other: Any) -> bool:
         return True
     if type(one) is not type(other):
         return False
-    return type(one) not in _ATOMS or one == other or repr(one) == repr(other)  # NaN
+    return type(one) not in ATOMS or one == other or repr(one) == repr(other)  # NaN
 
 
 def spare_room(values: Sequence[Any], others: Sequence[Any]) -> int:

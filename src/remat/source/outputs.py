@@ -8,7 +8,7 @@ and added to the list, in their order, so that gradients flow through them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .analysis import Output
@@ -64,8 +64,8 @@ class Outputs:
     """The outputs of one run of a loop."""
 
     __slots__ = (
-        *("_api", "_at", "_examples", "_is_delivered", "_made", "_numbers", "_origins", "_outputs", "_rows"),
-        *("_targets", "_variables"),
+        *("_api", "_at", "_examples", "_made", "_numbers", "_origins", "_outputs", "_owned"),
+        *("_rows", "_targets", "_variables"),
     )
 
     def __init__(
@@ -78,16 +78,18 @@ class Outputs:
         numbers: bool,
         origins: Origins,
         at: Place,
+        *,
+        owned: bool,
     ) -> None:
         self._outputs = outputs
+        self._owned = owned  # the function may write to the items
         self._origins = origins
         self._targets = targets
         self._variables = variables
         self._api = api
         self._numbers = numbers
         self._at = at
-        self._is_delivered = False
-        self._made: dict[int, list[_Made]] = {}
+        self._made: dict[int, list[_Made]] | None = {}  # None: it is handed over
         self._rows: list[tuple[int, list[_Made], list[Any]]] = []  # of steps, with their arrays
         # Zeros like the arrays of a step; None: not known before a step has run.
         self._examples = [None if e is None else self._zeros(e) for e in examples]
@@ -123,17 +125,23 @@ class Outputs:
                 found += collector[-output.window :]
         return tuple(found)
 
-    def made_by(self, step: int, collectors: tuple[Any, ...]) -> list[Any]:
+    def made_by(
+        self,
+        step: int,
+        collectors: tuple[Any, ...],
+        check: Callable[[Sequence[Any]], None],
+    ) -> list[Any]:
         """Return the arrays that a step has made, in the places that they have in every step."""
         arrays: list[Any] = []
         notes: list[_Made] = []
         for place, (output, collector) in enumerate(zip(self._outputs, collectors, strict=True)):
             items = collector.stores if output.kind == "store" else collector[output.window :]
             layout, found, others = take_apart(tuple(items), self._api, self._numbers)
+            check(others)
             tokens = self._origins.tokens(tuple(items), found, step, place)
             notes.append(_Made(layout, others, tokens))
             arrays += self._filled(place, list(found))
-        if not self._is_delivered:
+        if self._made is not None:
             self._made.setdefault(step, notes)
         return arrays
 
@@ -166,7 +174,8 @@ class Outputs:
 
     def hand_over(self, stacks: Sequence[Any], first: int, steps: int) -> None:
         """Take what the steps from `first` on have made."""
-        columns = [self._api.entries(stack) for stack in stacks]
+        assert self._made is not None
+        columns = [self._api.entries(stack, owned=self._owned) for stack in stacks]
         for row in range(steps):
             notes = self._made.pop(first + row, None)
             if notes is None:
@@ -175,7 +184,7 @@ class Outputs:
 
     def deliver(self, origins: Origins) -> None:
         """Add what the steps have made to the lists and objects that it is meant for."""
-        rows, self._rows, self._is_delivered = self._rows, [], True
+        rows, self._rows, self._made = self._rows, [], None
         for step, notes, given in rows:
             at = 0
             for place, made in enumerate(notes):

@@ -20,7 +20,7 @@ from .analysis import LoopPlan
 from .frames import BareFrame, Frame
 from .identity import Origins
 from .iterables import Items, items_of, lazy
-from .kept import Kept
+from .kept import Kept, loses_gradients
 from .layouts import UNBOUND, Layout, spare_room, take_apart
 from .outputs import Outputs, StoreLog
 from .protocols import Options, Place, Runner, Values
@@ -170,7 +170,7 @@ class _Loop:
             self._plan.outputs, targets, self._examples, strict=True
         ):
             if output.kind == "list" and (
-                len(target) < output.window or not (output.is_steady or example)
+                len(target) < output.window or not example
             ):
                 self._is_waiting = True
                 if self._age > _TRIES:
@@ -211,6 +211,13 @@ class _Loop:
                 f"it iterates over a {self._items.what}, whose items cannot be asked for again: "
                 "iterate over list(…)"
             )
+        examples = zip((each.name for each in plan.outputs), self._examples, strict=True)
+        for name, value in (*zip(plan.state, values, strict=True), *examples):
+            if any(loses_gradients(leaf, api) for leaf in _leaves(value)):
+                return (
+                    f"{name} holds an object with arrays, or that makes some: a state or a result "
+                    "is an array or a tuple, list, dict or dataclass of them"
+                )
         for name, value in zip(plan.state, values, strict=True):
             if name not in plan.changed or isinstance(value, _FIXED) or value is UNBOUND:
                 continue
@@ -257,7 +264,9 @@ class _Loop:
         scanned: list[Any] = []
         if self._items is not None and self._plan.needs_item:
             self._items.prepare(self._turn, sources, scanned, self._runtime.values)
-        origins = Origins(self._runtime.values, self._runtime.place(self._plan))
+        place, plan = self._runtime.place(self._plan), self._plan
+        views_matter = plan.is_exposed or bool(plan.changed)
+        origins = Origins(self._runtime.values, place, views_matter=views_matter)
         frame, outputs, state = self._frame(values, targets, scanned, origins)
         kept = Kept(
             zip(self._plan.reads, reads, strict=True), self._plan.volatile, self._runtime.values
@@ -271,7 +280,7 @@ class _Loop:
         changed = kept.changed()
         if changed is not None:
             raise self._runtime.place(self._plan).error(
-                f"a function that it calls changes {changed}, a list or dict"
+                f"a function that it calls changes {changed}, a list, dict or object"
             )
         volatile = [i for i, n in enumerate(self._plan.state) if n in self._plan.volatile]
         leaves_by, found = frame.final(final, volatile)
@@ -344,6 +353,7 @@ class _Loop:
             numbers,
             origins,
             self._runtime.place(plan),
+            owned=plan.is_exposed,
         )
 
     def _run(
