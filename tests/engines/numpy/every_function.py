@@ -7,6 +7,8 @@ its gradient with a difference quotient.
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -14,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import remat
+from remat.engines.numpy.array_function import plain
+from remat.engines.numpy.tape import record
 
 _rng = np.random.default_rng(7)
 
@@ -680,3 +684,127 @@ def _judge_scope(function: Callable[..., Any], pattern: Pattern) -> Iterator[str
     pairs = zip([found[0], *found[1]], [plain[0], *plain[1]], strict=True)
     if any(np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in pairs):
         yield f"{pattern.name}: other bits"
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+KINDS = (np.float64, np.float32, np.complex128, np.complex64)
+
+
+@functools.cache
+def value_complaints(name: str) -> tuple[str, ...]:
+    """Return where a traced call gives other bits, another type or error, over all patterns."""
+    function = {**functions(), **methods(), **OPERATORS}[name]
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        return tuple(
+            f"{pattern.name} of {np.dtype(kind)}{words}"
+            for pattern in PATTERNS
+            for kind in KINDS
+            for words in _judge_value(function, pattern, kind)
+        )
+
+
+def _judge_value(function: Callable[..., Any], pattern: Pattern, kind: Any) -> Iterator[str]:
+    skeleton = (pattern.args, pattern.kwargs)
+    leaves = [_as_kind(leaf, kind) for leaf in _leaves(skeleton)]
+    floats = [i for i, leaf in enumerate(leaves) if _is_inexact(leaf)]
+    if not floats or "out" in pattern.kwargs:
+        return
+    expected, error = _outcome(function, skeleton, leaves)
+    if error is not None:
+        return
+    for traced in [floats] if len(floats) == 1 else [floats, *([i] for i in floats[:3])]:
+        found, raised = _traced_outcome(function, skeleton, leaves, traced)
+        if isinstance(raised, remat.UnsupportedError):
+            continue
+        where = f", traced {traced}: "
+        if raised is not None:
+            yield f"{where}raised {raised!r}"
+            continue
+        pairs = itertools.zip_longest(found, expected)
+        words = next((words for pair in pairs if (words := _difference(*pair))), None)
+        if words:
+            yield where + words
+
+
+def _outcome(function: Any, skeleton: Any, leaves: list[Any]) -> tuple[list[Any], Any]:
+    args, kwargs = _filled(skeleton, iter([_copied(leaf) for leaf in leaves]))
+    try:
+        return _leaves(function(*args, **kwargs)), None
+    except Exception as error:
+        return [], error
+
+
+def _traced_outcome(
+    function: Any, skeleton: Any, leaves: list[Any], traced: list[int]
+) -> tuple[list[Any], Any]:
+    found: list[Any] = []
+
+    def run(values: list[Any]) -> list[Any]:
+        filled = [_copied(leaf) for leaf in leaves]
+        for place, value in zip(traced, values, strict=True):
+            filled[place] = value
+        args, kwargs = _filled(skeleton, iter(filled))
+        found.extend(plain(result) for result in _leaves(function(*args, **kwargs)))
+        return []
+
+    given = [_copied(leaves[place]) for place in traced]
+    try:
+        record(run, given, [True] * len(given))
+    except Exception as error:
+        return [], error
+    return found, None
+
+
+def _as_kind(leaf: Any, kind: Any) -> Any:
+    """Return a leaf in another type; complex numbers get an imaginary part."""
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f":
+        if np.dtype(kind).kind == "c":
+            turned = np.empty_like(leaf, dtype=kind)
+            turned[...] = leaf + 1j * np.sin(3 * leaf)
+            return turned
+        return leaf if leaf.dtype == np.float32 else leaf.astype(kind, order="K")
+    if isinstance(leaf, float) and np.dtype(kind).kind == "c":
+        return leaf + 0.2j
+    return leaf
+
+
+def _is_inexact(leaf: Any) -> bool:
+    kinds = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fc"
+    return isinstance(leaf, float | complex) or kinds
+
+
+def _difference(found: Any, expected: Any) -> str | None:
+    """Say how a result differs; a Python number is as good as NumPy's."""
+    if not hasattr(expected, "dtype"):
+        if isinstance(found, bool | int | float | complex | np.generic):
+            same = found == expected or (found != found and expected != expected)
+            return None if same else f"{found!r} instead of {expected!r}"
+        return None
+    if isinstance(expected, type):
+        return None if found is expected else f"{found} instead of {expected}"
+    if not hasattr(found, "dtype"):
+        found = np.asarray(found)[()]
+    if found.dtype != expected.dtype:
+        return f"{found.dtype} instead of {expected.dtype}"
+    if np.shape(found) != np.shape(expected):
+        return f"shape {np.shape(found)} instead of {np.shape(expected)}"
+    if isinstance(found, np.ndarray) != isinstance(expected, np.ndarray):
+        return f"a {type(found).__name__} instead of a {type(expected).__name__}"
+    return None if found.tobytes() == expected.tobytes() else "other bits"
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    f"operator.{name}": getattr(operator, name)
+    for name in (
+        *("abs", "add", "floordiv", "matmul", "mod", "mul", "neg", "pos", "pow", "sub", "truediv"),
+        *("iadd", "isub", "imul", "itruediv", "ipow", "eq", "ne", "lt", "le", "gt", "ge", "getitem"),
+        *("invert", "imatmul", "imod", "ifloordiv"),
+    )
+} | {
+    "divmod": divmod,
+    "round": round,
+    **{f"** {n!r}": functools.partial(lambda n, x: x**n, n) for n in (2, 0.5, -1, 3, 1, 0, 2.0, -0.5)},
+    **{f"{n!r} **": functools.partial(lambda n, x: n**x, n) for n in (2, 0.5)},
+}

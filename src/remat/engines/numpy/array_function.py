@@ -22,15 +22,17 @@ import numpy as np
 from autograd.core import VJPNode, primitive_vjps
 from autograd.tracer import isbox, notrace_primitives
 
-from ...errors import UnsupportedError
+from ...errors import RematError, UnsupportedError
 
 __all__ = [
     "as_array",
     "call",
+    "fitting_error",
     "has_box",
     "memory_of",
     "numpy_functions",
     "plain",
+    "positional",
     "refuse",
     "rule_for",
     "rules",
@@ -55,13 +57,34 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
         if rule is not None:
             return rule(*args, **kwargs)
         assert wrapper is not None
-        args, kwargs = _positional(func, args, kwargs)
+        args, kwargs = positional(func, args, kwargs)
         result = wrapper(*map(as_array, args), **kwargs)
-    except (KeyError, AssertionError, AttributeError, RecursionError, NotImplementedError) as error:
-        raise UnsupportedError(
-            f"np.{func.__name__} is not followed with these arguments ({error})"
-        ) from error
+    except RematError:
+        raise
+    except Exception as error:
+        raise fitting_error(func, args, kwargs, error) from error
     return _same_if_alias(result, args)
+
+
+def fitting_error(func: Any, args: Any, kwargs: Any, error: Exception) -> Exception:
+    """Return NumPy's own error, if it does not accept such arguments either."""
+    try:
+        func(*_plain_tree(args), **_plain_tree(kwargs))
+    except Exception as own:
+        return own
+    return UnsupportedError(
+        f"np.{func.__name__} is not followed with these arguments ({error or type(error).__name__})"
+    )
+
+
+def _plain_tree(value: Any) -> Any:
+    """Return arguments with copies of arrays in place of boxes."""
+    if isinstance(value, dict):
+        return {key: _plain_tree(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain_tree, value))
+    value = plain(value)
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def ufunc_method(ufunc: Any, method: str, inputs: Any, kwargs: Any) -> Any:
@@ -135,7 +158,7 @@ def _names(func: Any) -> tuple[str, ...]:
     return tuple(p.name for p in itertools.takewhile(lambda p: p.kind in by_position, parameters))
 
 
-def _positional(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def positional(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Move traced keyword arguments to the front: autograd looks at positional ones only."""
     if not any(has_box(value) for value in kwargs.values()):
         return args, kwargs

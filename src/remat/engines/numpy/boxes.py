@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 import autograd.numpy as anp
 import numpy as np
 from autograd.builtins import DictBox, SequenceBox
+from autograd.core import primitive_vjps
 from autograd.extend import Box, defvjp, primitive
 from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import isbox, trace_primitives_map
 
-from ...errors import UnsupportedError
+from ...errors import RematError, UnsupportedError
 from . import array_function, pickles
 from .array_function import plain
 from .nodes import LoggedNode, Node, OpLog, cast, shape_and_dtype
@@ -56,6 +57,15 @@ def _copied(array: Array, order: Any) -> Array:
 
 
 defvjp(_copied, lambda ans, array, order: lambda g: g, None)
+
+
+@primitive  # type: ignore[untyped-decorator]
+def _power(base: Any, exponent: Any) -> Any:
+    # (Not np.power: for some exponents the operator calls another function.)
+    return base**exponent
+
+
+primitive_vjps[_power] = primitive_vjps[anp.power]
 
 
 class TracedArray(ArrayBox):  # type: ignore[misc]
@@ -98,10 +108,7 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
         if method != "__call__":
             result = array_function.ufunc_method(ufunc, method, inputs, kwargs)
         else:
-            wrapper = trace_primitives_map.get(ufunc)
-            if wrapper is None:
-                return NotImplemented
-            result = wrapper(*inputs, called_by_autograd_dispatcher=True, **kwargs)
+            result = _call_ufunc(ufunc, inputs, kwargs)
         return result if out is None else _write(out, result, inputs)
 
     # -- in place ------------------------------------------------------------------------------
@@ -119,11 +126,11 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
     def fill(self, value: Any) -> None:
         self[...] = value
 
-    def _update(self, result: Any) -> Any:
-        """Take over `result` as NumPy's augmented assignment does."""
+    def _update(self, result: Any, *, is_out: bool = False) -> Any:
+        """Take over `result` as NumPy's augmented assignment, or its `out=`, does."""
         if not isinstance(plain(self), np.ndarray):
             return result  # numbers are not changed in place: the name gets another one
-        if np.shape(result) != self.shape:
+        if not is_out and np.shape(result) != self.shape or not _fits(result, self.shape):
             raise ValueError(
                 f"non-broadcastable output operand with shape {self.shape} doesn't match the "
                 f"broadcast shape {np.shape(result)}"
@@ -134,6 +141,7 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
             result = result.astype(self.dtype)
         # (A ufunc returns a number for arrays without axes, and the array stays one.)
         is_array = isbox(result) and isinstance(plain(result), np.ndarray)
+        is_array = is_array and np.shape(result) == self.shape
         self._become(result if is_array else replaced(self, ..., result))
         return self
 
@@ -181,7 +189,7 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
         return self._update(self / other)
 
     def __ipow__(self, other: Any) -> Any:
-        return self._update(self**other)
+        return self._update(_power(self, other))
 
     def __imatmul__(self, other: Any) -> Any:
         return self._update(self @ other)
@@ -195,7 +203,22 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
     # -- what autograd's boxes lack ------------------------------------------------------------
 
     def __pos__(self) -> Any:
-        return _copied(self, "K")
+        return anp.positive(self)
+
+    def __pow__(self, other: Any) -> Any:
+        return _power(self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return _power(other, self)
+
+    def __divmod__(self, other: Any) -> Any:
+        return anp.floor_divide(self, other), anp.mod(self, other)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return anp.floor_divide(other, self), anp.mod(other, self)
+
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return array_function.call(np.round, (self, ndigits or 0), {})
 
     def __floordiv__(self, other: Any) -> Any:
         return anp.floor_divide(self, other)
@@ -222,11 +245,11 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
             return plain(self).astype(dtype, *args, **kwargs)
         return _converted(self, np.dtype(dtype), *args, **kwargs)
 
-    def dot(self, other: Any) -> Any:
-        return anp.dot(self, other)
+    def dot(self, other: Any, out: Any = None) -> Any:
+        return array_function.call(np.dot, (self, other), {"out": out})
 
     def transpose(self, *axes: Any) -> Any:
-        order = axes[0] if len(axes) == 1 else axes or None
+        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None
         return array_function.call(np.transpose, (self, order), {})
 
     def reshape(self, *shape: Any, order: str = "C") -> Any:
@@ -252,7 +275,27 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
     def tolist(self) -> Any:
         return [part.tolist() for part in self] if self.ndim else self
 
-    def conj(self) -> Any:
+    def _put_real(self, value: Any) -> None:
+        self.real[...] = value
+
+    def _put_imag(self, value: Any) -> None:
+        if self.dtype.kind != "c":
+            raise TypeError("array does not have imaginary part to set")
+        self.imag[...] = value
+
+    def _refuse_shape(self, value: Any) -> None:
+        raise UnsupportedError(
+            "the shape of a traced array cannot be assigned to; write x = x.reshape(shape)"
+        )
+
+    def _refuse_dtype(self, value: Any) -> None:
+        raise UnsupportedError(
+            "the dtype of a traced array cannot be assigned to; write x = x.astype(dtype)"
+        )
+
+    def conj(self, out: Any = None) -> Any:
+        if out is not None:
+            raise UnsupportedError("ndarray.conj is followed without out")
         # (Unlike np.conj, the method returns real numbers as they are: not even a copy.)
         return anp.conj(self) if self.dtype.kind == "c" else self
 
@@ -261,9 +304,10 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
 
     conjugate = conj
     # (autograd's forgets the byte order.)
-    dtype = property(lambda self: shape_and_dtype(self)[1])
-    real = property(lambda self: array_function.call(np.real, (self,), {}))
-    imag = property(lambda self: array_function.call(np.imag, (self,), {}))
+    dtype = property(lambda self: shape_and_dtype(self)[1], _refuse_dtype)
+    shape = property(lambda self: np.shape(self._value), _refuse_shape)
+    real = property(lambda self: array_function.call(np.real, (self,), {}), _put_real)
+    imag = property(lambda self: array_function.call(np.imag, (self,), {}), _put_imag)
     mT = property(lambda self: anp.swapaxes(self, -1, -2))
     nbytes = property(lambda self: np.asarray(self._value).nbytes)
     itemsize = property(lambda self: np.asarray(self._value).itemsize)
@@ -377,6 +421,22 @@ def _same_index(one: Any, other: Any) -> bool:
         return one is other
 
 
+def _call_ufunc(ufunc: Any, inputs: Any, kwargs: Any) -> Any:
+    wrapper = trace_primitives_map.get(ufunc)
+    if ufunc is np.divmod:
+        return anp.floor_divide(*inputs), anp.mod(*inputs)
+    if ufunc in array_function.rules:
+        return array_function.call(ufunc, inputs, kwargs)
+    if wrapper is None:
+        raise UnsupportedError(f"np.{ufunc.__name__} is not followed on traced arrays")
+    try:
+        return wrapper(*inputs, called_by_autograd_dispatcher=True, **kwargs)
+    except RematError:
+        raise
+    except Exception as error:
+        raise array_function.fitting_error(ufunc, inputs, kwargs, error) from error
+
+
 def _write(out: tuple[Any, ...], result: Any, inputs: Any) -> Any:
     if len(out) > 1:
         raise UnsupportedError(
@@ -389,7 +449,16 @@ def _write(out: tuple[Any, ...], result: Any, inputs: Any) -> Any:
             "on it): its gradient would be lost; write `x = x + y` instead of `x += y`"
         )
     # (A node belongs to one box.)
-    return target._update(_copied(result, "K") if any(result is x for x in inputs) else result)
+    result = _copied(result, "K") if any(result is x for x in inputs) else result
+    return target._update(result, is_out=True)
+
+
+def _fits(result: Any, shape: tuple[int, ...]) -> bool:
+    """Say whether a result can be written to an array of a shape."""
+    try:
+        return np.broadcast_shapes(np.shape(result), shape) == shape
+    except ValueError:
+        return False
 
 
 class CapturedArray(TracedArray):

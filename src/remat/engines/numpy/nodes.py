@@ -203,6 +203,8 @@ def _origin(value: Any, fun: Any, args: Any, kwargs: Any, argnums: Any, parents:
         return _then(found, make_link(fun, args, kwargs, 0))
     if getattr(fun, "copies_on_write", False) or _is_its_own(value, args):
         return None
+    if fun in _SUMS_OF_GRADIENTS and isinstance(plain(value), list | tuple | dict):
+        return None  # (the program gets copies of gradients, so nobody writes to their parts)
 
     def look(array: Any) -> Origin | None:
         place = next((i for i, arg in enumerate(args) if _is_in(array, arg)), None)

@@ -15,11 +15,12 @@ from autograd.tracer import isbox
 from ....errors import UnsupportedError
 from ..array_function import as_array, has_box, numpy_functions, plain, refuse, rule_for, rules
 from ..views import in_c_order
+from .composed import composed, composed_of_list
 
 # -- products and linear algebra -------------------------------------------------------------------
 
 
-@rule_for(*numpy_functions("vecdot", "linalg.vecdot"))
+@composed(*numpy_functions("vecdot", "linalg.vecdot"))
 def _vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     return np.sum(np.conj(np.moveaxis(x1, axis, -1)) * np.moveaxis(x2, axis, -1), axis=-1)
 
@@ -56,7 +57,7 @@ def _without_repeats(term: str, array: Any) -> tuple[str, Any]:
     return term, array
 
 
-@rule_for(np.kron)
+@composed(np.kron)
 def _kron(a: Any, b: Any) -> Any:
     ndim = max(np.ndim(a), np.ndim(b))
     shapes = [(1,) * (ndim - np.ndim(x)) + np.shape(x) for x in (a, b)]
@@ -65,7 +66,7 @@ def _kron(a: Any, b: Any) -> Any:
     return np.reshape(left * right, [m * n for m, n in zip(*shapes, strict=True)])
 
 
-@rule_for(np.cross)
+@composed(np.cross)
 def _cross(
     a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
 ) -> Any:
@@ -85,26 +86,25 @@ def _cross(
     return np.moveaxis(in_c_order(np.stack(parts, axis=-1)), -1, axisc)
 
 
-@rule_for(*numpy_functions("linalg.cross"))
+@composed(*numpy_functions("linalg.cross"))
 def _linalg_cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     return _cross(x1, x2, axis=axis)
 
 
-@rule_for(np.vdot)
+@composed(np.vdot)
 def _vdot(a: Any, b: Any, /) -> Any:
     return np.dot(np.conj(np.ravel(a)), np.ravel(b))
 
 
-@rule_for(np.linalg.multi_dot)
-def _multi_dot(arrays: Sequence[Any], **options: Any) -> Any:
-    refuse("multi_dot", options)
+@composed_of_list(np.linalg.multi_dot)
+def _multi_dot(arrays: Sequence[Any]) -> Any:
     result = arrays[0]
     for array in arrays[1:]:
         result = np.dot(result, array)
     return result
 
 
-@rule_for(np.linalg.matrix_power)
+@composed(np.linalg.matrix_power)
 def _matrix_power(a: Any, n: int) -> Any:
     if n < 0:
         return _matrix_power(np.linalg.inv(a), -n)
@@ -188,24 +188,27 @@ def _svd(
     return autograd.numpy.linalg.svd(a, full_matrices, compute_uv)
 
 
-@rule_for(*numpy_functions("linalg.vector_norm"))
-def _vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
-    if axis is None:
-        norm = _norm(np.ravel(x), ord)
-        return np.reshape(norm, (1,) * np.ndim(x)) if keepdims else norm
+def _check_axis(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> None:
     if isinstance(axis, tuple):
         raise UnsupportedError(
             f"np.linalg.vector_norm is followed over one axis or all, not {axis}"
         )
+
+
+@composed(*numpy_functions("linalg.vector_norm"), check=_check_axis)
+def _vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
+    if axis is None:
+        norm = _norm(np.ravel(x), ord)
+        return np.reshape(norm, (1,) * np.ndim(x)) if keepdims else norm
     return _norm(x, ord, axis, keepdims)
 
 
-@rule_for(np.linalg.eigvalsh)
+@composed(np.linalg.eigvalsh)
 def _eigvalsh(a: Any, UPLO: Any = "L") -> Any:
     return np.linalg.eigh(a, UPLO)[0]
 
 
-@rule_for(*numpy_functions("linalg.svdvals"))
+@composed(*numpy_functions("linalg.svdvals"))
 def _svdvals(x: Any, /) -> Any:
     return np.linalg.svd(x, full_matrices=False)[1]
 

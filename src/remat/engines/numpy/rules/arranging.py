@@ -14,8 +14,9 @@ from autograd.numpy.numpy_vjps import unbroadcast_f
 from autograd.tracer import isbox
 
 from ....errors import UnsupportedError
-from ..array_function import as_array, has_box, numpy_functions, plain, refuse, rule_for
+from ..array_function import as_array, has_box, numpy_functions, plain, refuse, rule_for, rules
 from ..views import in_c_order, in_order_of
+from .composed import composed
 
 # -- joining ---------------------------------------------------------------------------------------
 
@@ -138,7 +139,7 @@ def _meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str =
 @rule_for(np.broadcast_arrays)
 def _broadcast_arrays(*arrays: Any, subok: bool = False) -> tuple[Any, ...]:
     shape = np.broadcast_shapes(*map(np.shape, arrays))
-    if all(getattr(array, "shape", None) == shape for array in arrays):
+    if all(getattr(plain(array), "shape", None) == shape for array in arrays):
         return arrays
     like = np.broadcast_to(0.0, shape)
     return tuple(
@@ -158,6 +159,14 @@ defvjp(_spread, lambda ans, array, shape: unbroadcast_f(array, lambda g: g), Non
 @rule_for(np.broadcast_to)
 def _broadcast_to(array: Any, shape: Any, subok: bool = False) -> Any:
     return _spread(array, (shape,) if isinstance(shape, int) else tuple(shape))
+
+
+@rule_for(np.repeat)
+def _repeat(a: Any, repeats: Any, axis: int | None = None) -> Any:
+    if np.ndim(repeats) == 0:
+        return anp.repeat(as_array(a), repeats, axis)
+    size = np.size(a) if axis is None else np.shape(a)[axis]
+    return _take(a, np.repeat(np.arange(size), repeats), axis)
 
 
 @rule_for(np.tile)
@@ -277,7 +286,7 @@ def _clip(a: Any, a_min: Any = None, a_max: Any = None, **options: Any) -> Any:
     if low is not None:
         a = _choose(np.less(plain(a), plain(low)), low, a)
     a = a if high is None else _choose(np.greater(plain(a), plain(high)), high, a)
-    return a if np.ndim(a) else a[()]
+    return a[()] if isinstance(plain(a), np.ndarray) and not np.ndim(a) else a
 
 
 # -- order of axes ---------------------------------------------------------------------------------
@@ -285,6 +294,7 @@ def _clip(a: Any, a_min: Any = None, a_max: Any = None, **options: Any) -> Any:
 
 @rule_for(*numpy_functions("transpose", "permute_dims"))
 def _transpose(a: Any, axes: Any = None) -> Any:
+    axes = (axes,) if isinstance(axes, int | np.integer) else axes
     # autograd's rule sorts the axes, so they have to be counted from the front
     return anp.transpose(a, None if axes is None else tuple(axis % np.ndim(a) for axis in axes))
 
@@ -294,7 +304,15 @@ def _transpose(a: Any, axes: Any = None) -> Any:
 
 @rule_for(np.copy)
 def _copy(a: Any, order: str = "K", subok: bool = False) -> Any:
-    return a.copy(order)
+    return a.copy(order) if isinstance(plain(a), np.ndarray) else _spread(a, ()).copy(order)
+
+
+@rule_for(np.array, np.asarray)  # with like=x, which is how NumPy asks
+def _array(a: Any, dtype: Any = None, *, copy: bool | None = True, **options: Any) -> Any:
+    refuse("array", options)
+    joined = as_array(a)
+    joined = _copy(a) if joined is a and copy else joined
+    return joined if dtype is None else np.astype(joined, np.dtype(dtype), copy=False)
 
 
 @rule_for(*numpy_functions("astype"))
@@ -430,6 +448,17 @@ def _linalg_trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
     return np.sum(_entries(x, offset, -2, -1), axis=-1)
 
 
+@composed(np.gradient)
+def _gradient_along(f: Any, step: Any, *, axis: int) -> Any:
+    x = np.moveaxis(f, axis, 0)
+    inner = (x[2:] - x[:-2]) / (2.0 * step)
+    first, last = (x[1:2] - x[:1]) / step, (x[-1:] - x[-2:-1]) / step
+    return in_order_of(np.moveaxis(_concatenate([first, inner, last]), 0, axis), f)
+
+
+_along = rules[np.gradient]
+
+
 @rule_for(np.gradient)
 def _gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> Any:
     axes = range(np.ndim(f)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
@@ -437,12 +466,5 @@ def _gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> A
     if edge_order != 1 or any(np.ndim(step) for step in steps):
         raise UnsupportedError("np.gradient is followed with even spacing and edge_order=1")
     steps = steps * len(axes) if len(steps) == 1 else steps
-
-    def along(axis: int, step: Any) -> Any:
-        x = np.moveaxis(f, axis, 0)
-        inner = (x[2:] - x[:-2]) / (2.0 * step)
-        first, last = (x[1:2] - x[:1]) / step, (x[-1:] - x[-2:-1]) / step
-        return in_order_of(np.moveaxis(_concatenate([first, inner, last]), 0, axis), f)
-
-    parts = tuple(along(axis, step) for axis, step in zip(axes, steps, strict=True))
+    parts = tuple(_along(f, step, axis=axis) for axis, step in zip(axes, steps, strict=True))
     return parts[0] if len(parts) == 1 else parts

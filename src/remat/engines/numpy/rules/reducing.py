@@ -11,6 +11,7 @@ from autograd.extend import defvjp, primitive
 from ....errors import UnsupportedError
 from ..array_function import as_array, numpy_functions, refuse, rule_for
 from ..views import in_order_of
+from .composed import composed
 
 # -- sums and means --------------------------------------------------------------------------------
 
@@ -53,13 +54,16 @@ def _product_vjp(ans: Any, a: Any, axis: int) -> Any:
 defvjp(_product, _product_vjp, None)
 
 
-@rule_for(np.prod)
-def _prod(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, **options: Any) -> Any:
-    keepdims = options.pop("keepdims", False)
+def _check_prod(a: Any, axis: Any = None, dtype: Any = None, *rest: Any, **options: Any) -> None:
     refuse("prod", {"dtype": dtype})
     if isinstance(axis, tuple):
         raise UnsupportedError(f"np.prod is followed over one axis or over all, not {axis}")
-    a = as_array(a)
+
+
+@composed(np.prod, check=_check_prod)
+def _prod(
+    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False, **_: Any
+) -> Any:
     if not np.ndim(a):
         return _product(np.reshape(a, (1,)), 0)
     result = _product(np.ravel(a), 0) if axis is None else _product(a, axis)
@@ -68,27 +72,49 @@ def _prod(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, **option
     return np.reshape(result, (1,) * np.ndim(a)) if axis is None else np.expand_dims(result, axis)
 
 
-@rule_for(np.average)
+@composed(np.average)
 def _average(a: Any, axis: Any = None, weights: Any = None, *, keepdims: bool = False) -> Any:
     if weights is None:
         return np.mean(a, axis=axis, keepdims=keepdims)
-    if np.shape(weights) != np.shape(a):
-        assert isinstance(axis, int)
-        shape = [1] * np.ndim(a)
-        shape[axis] = -1
-        weights = np.reshape(weights, shape)
-    total = np.sum(weights * np.ones(np.shape(a)), axis=axis, keepdims=keepdims)
+    weights = _spread(a, axis, weights)
+    total = np.sum(weights, axis=axis, keepdims=keepdims)
     return np.sum(a * weights, axis=axis, keepdims=keepdims) / total
 
 
-@rule_for(np.ptp)
+def _spread(a: Any, axis: Any, weights: Any) -> Any:
+    """Return weights in the shape of what they belong to."""
+    weights = as_array(weights)
+    if np.shape(weights) != np.shape(a):
+        axes = [i % np.ndim(a) for i in (axis if isinstance(axis, tuple) else (axis,))]
+        order = sorted(range(len(axes)), key=axes.__getitem__)
+        shape = [n if i in axes else 1 for i, n in enumerate(np.shape(a))]
+        weights = np.reshape(np.transpose(weights, order), shape)
+    return weights * np.ones(np.shape(a))
+
+
+@composed(np.ptp)
 def _ptp(a: Any, axis: Any = None, **options: Any) -> Any:
     return np.max(a, axis=axis, **options) - np.min(a, axis=axis, **options)
 
 
-@rule_for(np.median)
-def _median(a: Any, axis: int | None = None, *, keepdims: bool = False) -> Any:
-    ordered = np.sort(np.ravel(a)) if axis is None else np.moveaxis(np.sort(a, axis=axis), axis, 0)
+@composed(np.median)
+def _median(
+    a: Any,
+    axis: Any = None,
+    out: Any = None,
+    overwrite_input: bool = False,
+    keepdims: bool = False,
+) -> Any:
+    a = as_array(a)
+    if isinstance(axis, tuple):
+        axes = [i % np.ndim(a) for i in axis]
+        kept = [1 if i in axes else n for i, n in enumerate(np.shape(a))]
+        last = np.moveaxis(a, axes, list(range(-len(axes), 0)))
+        joined = np.reshape(last, (*np.shape(last)[: np.ndim(a) - len(axes)], -1))
+        middle = _median(joined, -1)
+        return np.reshape(middle, kept) if keepdims else middle
+    flat = np.ravel(a) if axis is None else np.moveaxis(a, axis, 0)
+    ordered = np.take_along_axis(flat, np.argsort(flat, axis=0), axis=0)
     size = np.shape(ordered)[0]
     middle = (ordered[(size - 1) // 2] + ordered[size // 2]) / 2
     if not keepdims:
@@ -96,19 +122,27 @@ def _median(a: Any, axis: int | None = None, *, keepdims: bool = False) -> Any:
     return np.reshape(middle, (1,) * np.ndim(a)) if axis is None else np.expand_dims(middle, axis)
 
 
-@rule_for(np.nansum)
+@composed(np.nansum)
 def _nansum(a: Any, *args: Any, **kwargs: Any) -> Any:
     return np.sum(np.where(np.isnan(a), 0.0, a), *args, **kwargs)
 
 
-@rule_for(np.nanmean)
+@composed(np.nanmean)
 def _nanmean(a: Any, axis: Any = None, **kwargs: Any) -> Any:
     there = np.sum(~np.isnan(a), axis=axis, **kwargs)
     return _nansum(a, axis=axis, **kwargs) / there
 
 
-@rule_for(np.cumprod)
-def _cumprod(a: Any, axis: int | None = None) -> Any:
+@rule_for(np.cumsum)
+def _cumsum(a: Any, axis: int | None = None, dtype: Any = None, out: Any = None) -> Any:
+    a = as_array(a)
+    a = np.reshape(a, (1,)) if not np.ndim(a) else a
+    return anp.cumsum(a if dtype is None else np.astype(a, np.dtype(dtype)), axis)
+
+
+@composed(np.cumprod)
+def _cumprod(a: Any, axis: int | None = None, dtype: Any = None, out: Any = None) -> Any:
+    a = a if dtype is None else np.astype(a, np.dtype(dtype))
     flat = np.ravel(a) if axis is None else np.moveaxis(a, axis, 0)
     rows: list[Any] = []
     for row in flat:
@@ -117,7 +151,7 @@ def _cumprod(a: Any, axis: int | None = None) -> Any:
     return joined if axis is None else in_order_of(np.moveaxis(joined, 0, axis), a)
 
 
-@rule_for(*numpy_functions("trapezoid", "trapz"))
+@composed(*numpy_functions("trapezoid", "trapz"))
 def _trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Any:
     y = np.moveaxis(y, axis, -1)
     width = (
