@@ -271,7 +271,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path, name, words) -> None:
 
 def test_without_matplotlib_the_remedy_is_named(monkeypatch, tmp_path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(remat.UnsupportedError, match=r'pip install "remat\[plot\]"'):
+    with pytest.raises(remat.UnsupportedError, match=r"pip install matplotlib"):
         remat.CheckpointProfiler().plot(tmp_path / "p.png")
 
 

@@ -16,8 +16,10 @@ from ..errors import RematError, UnsupportedError
 from ..plans import PassRecord, Trace
 from ..plans.planner import Plans
 from ..reports.budget import BudgetReport
-from ..sizes import format_bytes, parse_budget
+from ..schedules.check import options_by_name
+from ..sizes import format_bytes, parse_budget, shown
 from .scopes import CheckpointNode, CheckpointScope
+from .wrapped import refuse_module_class
 
 __all__ = ["CheckpointManager", "GradientBudget", "auto_checkpoint", "check_memory_budget"]
 
@@ -30,6 +32,7 @@ def _plans_of(trace: Trace) -> Plans:
     return Search(trace)
 
 
+@options_by_name
 def auto_checkpoint(model: M, memory_budget: int | float | str | None) -> M:
     """Let the forward pass of a model keep to a memory budget. Return the model.
 
@@ -55,6 +58,7 @@ def auto_checkpoint(model: M, memory_budget: int | float | str | None) -> M:
     >>> for _ in range(3):
     ...     model(torch.ones(512, 64)).sum().backward()
     """
+    refuse_module_class(model, "model")
     if memory_budget is not None:
         check_memory_budget(memory_budget, "memory_budget")
     result: M = engine_with_scopes().set_budget(model, memory_budget, _plans_of)
@@ -123,6 +127,7 @@ class CheckpointManager:
     True
     """
 
+    @options_by_name
     def __init__(
         self,
         max_memory_mb: float | None = None,
@@ -133,11 +138,13 @@ class CheckpointManager:
         if max_memory_mb is not None and memory_budget is not None:
             raise ValueError("give max_memory_mb or memory_budget, not both")
         if not isinstance(auto_checkpoint, bool):
-            raise TypeError(f"auto_checkpoint is True or False, got {auto_checkpoint!r}")
+            raise TypeError(f"auto_checkpoint must be True or False, got {shown(auto_checkpoint)}")
         if not _is_number(memory_threshold) or not 0 < memory_threshold <= 1:
-            raise ValueError(f"memory_threshold is a share in (0, 1], got {memory_threshold!r}")
+            raise ValueError(
+                f"memory_threshold must be a share in (0, 1], got {shown(memory_threshold)}"
+            )
         if max_memory_mb is not None and (not _is_number(max_memory_mb) or max_memory_mb <= 0):
-            raise ValueError(f"max_memory_mb is a positive number, got {max_memory_mb!r}")
+            raise ValueError(f"max_memory_mb must be a positive number, got {shown(max_memory_mb)}")
         if memory_budget is not None:
             check_memory_budget(memory_budget, "memory_budget")
         if auto_checkpoint and max_memory_mb is None and memory_budget is None:
@@ -237,14 +244,14 @@ class CheckpointManager:
     def register_scope(self, scope: CheckpointScope) -> None:
         """Let the manager look after what a scope holds."""
         if not isinstance(scope, CheckpointScope):
-            raise TypeError(f"scope is a CheckpointScope, got {type(scope).__name__}")
+            raise TypeError(f"scope must be a CheckpointScope, got {shown(scope)}")
         if scope not in self._scopes:
             self._scopes.append(scope)
 
     def unregister_scope(self, scope: CheckpointScope) -> None:
         """Let go of a scope; what it holds stays held."""
         if scope not in self._scopes:
-            raise ValueError(f"{scope!r} is not registered with this manager")
+            raise ValueError(f"scope must be registered with this manager, got {shown(scope)}")
         self._scopes.remove(scope)
 
     def should_checkpoint(self, node: CheckpointNode) -> bool:
@@ -252,6 +259,7 @@ class CheckpointManager:
 
         With `auto_checkpoint=False`, or without a budget in bytes, it is as the node says.
         """
+        _check_nodes([node])
         limit = self._limit()
         if not self.auto_checkpoint or limit is None:
             return node.is_checkpoint
@@ -263,6 +271,7 @@ class CheckpointManager:
 
         Return the nodes whose activations will be recomputed in backward.
         """
+        nodes = _check_nodes(nodes)
         limit = self._limit()
         chosen = _to_drop(nodes, 0 if limit is None else limit)
         for node in chosen:
@@ -291,6 +300,14 @@ class CheckpointManager:
         return f"CheckpointManager({text}, auto_checkpoint={self.auto_checkpoint})"
 
 
+def _check_nodes(nodes: Iterable[CheckpointNode]) -> list[CheckpointNode]:
+    nodes = list(nodes)
+    for node in nodes:
+        if not isinstance(node, CheckpointNode):
+            raise TypeError(f"a node must be a CheckpointNode, got {shown(node)}")
+    return nodes
+
+
 def _to_drop(nodes: Iterable[CheckpointNode], limit: int) -> list[CheckpointNode]:
     """Return the nodes to drop, the largest first, so that the others hold at most `limit`."""
     sizes = [(sum(_nbytes(a) for a in node.saved_activations), node) for node in nodes]
@@ -311,7 +328,7 @@ def _nbytes(array: Any) -> int:
 def check_memory_budget(value: Any, name: str) -> None:
     """Refuse what is no budget, by the name of the argument."""
     if isinstance(value, Integral) and not isinstance(value, bool) and value == 0:
-        raise ValueError(f"{name} is 0: nothing can be held; give at least some bytes")
+        raise ValueError(f"{name} must be at least 1 byte, got 0")
     parse_budget(value, whole=1, name=name)
 
 
