@@ -57,7 +57,9 @@ def test_an_int_is_a_number_of_bytes(count: int) -> None:
     "text", ["", "GB", "2XB", "-1MB", "1e3", "2 G B", "1,5KB", "1.2.3", "inf", "."]
 )
 def test_text_that_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match='bytes is a number with a unit such as "64MB"') as error:
+    with pytest.raises(
+        ValueError, match='bytes must be a number with a unit such as "64MB"'
+    ) as error:
         parse_bytes(text)
     assert repr(text) in str(error.value)
 
@@ -65,7 +67,7 @@ def test_text_that_is_no_size_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["0.1", "7.9", "1.0", ".5", "5.", "0.5B", "3.2 b"])
 def test_a_fraction_of_a_byte_is_refused(text: str) -> None:
     with pytest.raises(
-        ValueError, match="bytes is a whole number of bytes, or has a unit"
+        ValueError, match="bytes must be a whole number of bytes, or have a unit"
     ) as error:
         parse_bytes(text)
     assert repr(text) in str(error.value)
@@ -73,13 +75,13 @@ def test_a_fraction_of_a_byte_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("value", [1.5, True, False, None, b"2GB"], ids=repr)
 def test_what_is_neither_int_nor_text_is_refused(value: object) -> None:
-    with pytest.raises(TypeError, match="bytes is an int or text") as error:
+    with pytest.raises(TypeError, match="bytes must be bytes as an int or text") as error:
         parse_bytes(value)
     assert repr(value) in str(error.value)
 
 
 def test_negative_bytes_are_refused() -> None:
-    with pytest.raises(ValueError, match="bytes cannot be negative, got -5"):
+    with pytest.raises(ValueError, match="bytes must be at least 0, got -5"):
         parse_bytes(-5)
 
 
@@ -99,14 +101,18 @@ def test_a_budget_is_bytes_or_a_fraction_of_the_whole(value: float | str, count:
 
 @pytest.mark.parametrize("value", [0.0, -0.5, 1.01, 64.0, float("nan"), float("inf")])
 def test_a_fraction_outside_of_0_to_1_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match=r"memory_budget as a float is a fraction in \(0, 1\]"):
+    with pytest.raises(
+        ValueError, match=r"memory_budget as a float must be a fraction in \(0, 1\]"
+    ):
         parse_budget(value, whole=1000)
 
 
 def test_a_budget_that_is_no_number_is_refused_by_name() -> None:
-    with pytest.raises(TypeError, match=r"^memory_budget is an int or text .* got True"):
+    with pytest.raises(
+        TypeError, match=r"^memory_budget must be bytes as an int, text .* got True"
+    ):
         parse_budget(True, whole=1000)
-    with pytest.raises(ValueError, match=r"^limit cannot be negative, got -1"):
+    with pytest.raises(ValueError, match=r"^limit must be at least 0, got -1"):
         parse_budget(-1, whole=1000, name="limit")
 
 

@@ -25,7 +25,7 @@ from .plans.policy import (
     SaveOps,
     as_policy,
 )
-from .sizes import parse_bytes
+from .sizes import parse_bytes, shown
 
 __all__ = [
     "Decision",
@@ -118,11 +118,11 @@ def either(*policies: Any) -> Policy:
     either(save_matmuls, save_below('4.0 KB'))
     """
     if not policies:
-        raise ValueError("either() needs at least one policy")
+        raise ValueError("either must be given at least one policy, got none")
     return Either(tuple(as_policy(policy) for policy in policies))
 
 
 def _texts(names: tuple[str, ...], what: str) -> tuple[str, ...]:
     if not names or not all(isinstance(name, str) for name in names):
-        raise TypeError(f'expected {what} as text such as "mm", got {names!r}')
+        raise TypeError(f'{what} must be text such as "mm", got {shown(names)}')
     return names

@@ -116,7 +116,7 @@ def _train(model: str, steps: int, memory_budget: int | None) -> dict[str, Any]:
         import torch  # noqa: PLC0415  (only here: the command line works without it)
     except ImportError:
         raise UnsupportedError(
-            'this demo trains a network with PyTorch: pip install "remat[torch]"'
+            "this demo trains a network with PyTorch: pip install torch"
         ) from None
     torch.manual_seed(0)
     network, batch = _gpt() if model == "gpt" else _resnet()

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import optree
 
+from .sizes import shown
+
 __all__ = ["Leaves", "Structure", "describe", "flatten", "map_leaves", "paths", "unflatten"]
 
 _NAMESPACE = "remat"
@@ -72,7 +74,20 @@ def describe(structure: Structure) -> str:
     >>> describe(flatten((1.0, 2.0))[1])
     '((*, *))'
     """
-    return "a single leaf" if structure.is_leaf() else str(structure).removeprefix("PyTreeSpec")
+    if structure.is_leaf():
+        return "an array"
+    try:
+        return shown(unflatten(structure, [_ARRAY] * structure.num_leaves))
+    except Exception:  # a class of the user that takes no such values
+        return shown(structure)
+
+
+class _Array:
+    def __repr__(self) -> str:
+        return "array"
+
+
+_ARRAY = _Array()
 
 
 def _register(cls: type) -> None:

@@ -415,11 +415,11 @@ BAD = [
     (Model, {"layers": nn.LSTM}, ValueError, "is a LSTM; its repeated blocks"),
     (Model, {"layers": lambda m: False}, ValueError, "chosen by .*lambda"),
     (Model, {"layers": [Block, nn.LSTM]}, ValueError, "LSTM"),
-    (Model, {"layers": []}, ValueError, "layers is empty"),
+    (Model, {"layers": []}, ValueError, "layers must not be empty"),
     (Model, {"layers": "layers"}, ValueError, r"ModuleList.*'layers\.\*'"),
     (Model, {"layers": int}, TypeError, "int is not a class of modules"),
     (Model, {"layers": 3}, TypeError, "got 3"),
-    (Model, {"every": 0}, ValueError, "every is at least 1, got 0"),
+    (Model, {"every": 0}, ValueError, "every must be at least 1, got 0"),
     (Model, {"every": 1.5}, TypeError, "every .* got 1.5"),
     (Model, {"every": True}, TypeError, "every .* got True"),
     (Model, {"preserve_rng_state": 1}, TypeError, "preserve_rng_state"),
@@ -428,7 +428,7 @@ BAD = [
     (Model, {"memory_budget": "1GB", "layers": Block}, ValueError, "not both"),
     (Model, {"memory_budget": "1 parsec"}, ValueError, "parsec"),
     (Model, {"memory_budget": "1GB", "every": 2}, ValueError, "every=2"),
-    (lambda: [Block()], {}, TypeError, "model is a torch.nn.Module, got list"),
+    (lambda: [Block()], {}, TypeError, "model must be a torch.nn.Module, got .Block"),
 ]
 
 
@@ -443,5 +443,5 @@ def test_bad_input_changes_nothing(make, options, error, text) -> None:
 
 @pytest.mark.parametrize("function", [remat.remove, remat.applied])
 def test_only_modules_have_layers(function) -> None:
-    with pytest.raises(TypeError, match="got int"):
+    with pytest.raises(TypeError, match=r"model must be .* got 3"):
         function(3)

@@ -509,14 +509,22 @@ def test_the_defaults() -> None:
     ("call", "kind", "message"),
     [
         (lambda c: CheckpointConfig(-1), ValueError, "checkpoint_every_n_layers .* got -1"),
-        (lambda c: CheckpointConfig(2, 1.5), TypeError, "max_checkpoints is a whole .* got 1.5"),
+        (
+            lambda c: CheckpointConfig(2, 1.5),
+            TypeError,
+            "max_checkpoints must be a whole .* got 1.5",
+        ),
         (lambda c: CheckpointConfig(use_mixed_precision=1), TypeError, "use_mixed_precision .* 1"),
-        (lambda c: ActivationCheckpointer(3), TypeError, "config is a CheckpointConfig, got 3"),
-        (lambda c: c.save(-1, X), ValueError, "layer is at least 0, got -1"),
-        (lambda c: c.save("a", X), TypeError, "layer is a whole number, got 'a'"),
+        (
+            lambda c: ActivationCheckpointer(3),
+            TypeError,
+            "config must be a CheckpointConfig, got 3",
+        ),
+        (lambda c: c.save(-1, X), ValueError, "layer must be at least 0, got -1"),
+        (lambda c: c.save("a", X), TypeError, "layer must be a whole number, got 'a'"),
         (lambda c: c.get(5), StoreError, "for layer 5, only for layers 0, 4"),
-        (lambda c: c.get(None), TypeError, "layer is a whole number, got None"),
-        (lambda c: c.checkpointed_forward(X, 3, layer), TypeError, "layers is a .* got int"),
+        (lambda c: c.get(None), TypeError, "layer must be a whole number, got None"),
+        (lambda c: c.checkpointed_forward(X, 3, layer), TypeError, "layers must be a .* got 3"),
         (lambda c: c.checkpointed_forward(X, [0, -1], layer), ValueError, "a layer .* got -1"),
         (
             lambda c: c.checkpointed_forward(X, [0, 1, 0], layer),
@@ -528,7 +536,7 @@ def test_the_defaults() -> None:
         (
             lambda c: c.recompute_from_checkpoint(9, range(6), layer),
             ValueError,
-            "target is one of the layers, layers 0 to 5, got 9",
+            "target must be one of the layers, layers 0 to 5, got 9",
         ),
         (
             lambda c: c.recompute_from_checkpoint(2, [1, 2], layer),

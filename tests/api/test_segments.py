@@ -166,7 +166,7 @@ def test_a_single_traced_array_is_refused_with_the_alternative() -> None:
     ],
 )
 def test_what_is_no_function_is_refused(call) -> None:
-    with pytest.raises(TypeError, match="fn is a function"):
+    with pytest.raises(TypeError, match="fn must be a function"):
         call()
 
 
@@ -206,13 +206,13 @@ def test_a_threshold_must_be_given() -> None:
 
 @pytest.mark.parametrize("empty", [[], (), collections.deque()])
 def test_an_empty_sequence_is_refused(empty) -> None:
-    with pytest.raises(ValueError, match="inputs is empty"):
+    with pytest.raises(ValueError, match="inputs must not be empty"):
         remat.checkpoint_segment(add, empty)
 
 
 @pytest.mark.parametrize("inputs", [X, "text", {1: X}, {1.0}, iter([X]), 3, None])
 def test_what_is_no_sequence_is_refused(inputs) -> None:
-    with pytest.raises(TypeError, match="inputs is a list or tuple"):
+    with pytest.raises(TypeError, match="inputs must be a list or tuple"):
         remat.checkpoint_segment(add, inputs)
 
 
@@ -237,5 +237,5 @@ def test_the_name_of_a_group_is_text(name) -> None:
     ids=["checkpoint", "decorator", "adaptive", "segment", "sequential", "group", "verify"],
 )
 def test_whether_random_state_is_preserved_is_true_or_false(call, value) -> None:
-    with pytest.raises(TypeError, match=f"preserve_rng_state is True or False, got {value!r}"):
+    with pytest.raises(TypeError, match=f"preserve_rng_state must be True or False, got {value!r}"):
         call(preserve_rng_state=value)

@@ -133,14 +133,30 @@ def test_random_numbers_are_drawn_again_as_they_were() -> None:
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
-        (lambda f: f([np.sin] * 3, X, segments=4), ValueError, "segments is at most 3, .* got 4"),
-        (lambda f: f([np.sin] * 3, X, segments=0), ValueError, "segments is at least 1, got 0"),
-        (lambda f: f([np.sin] * 3, X, segments=-1), ValueError, "segments is at least 1, got -1"),
-        (lambda f: f([np.sin] * 3, X, segments=1.5), TypeError, "segments is a whole .* got 1.5"),
-        (lambda f: f(np.sin, X), TypeError, "functions is a list or .*, got ufunc"),
-        (lambda f: f([np.sin, 3], X), TypeError, r"functions\[1\] is no function, got 3"),
+        (
+            lambda f: f([np.sin] * 3, X, segments=4),
+            ValueError,
+            "segments must be at most 3, .* got 4",
+        ),
+        (
+            lambda f: f([np.sin] * 3, X, segments=0),
+            ValueError,
+            "segments must be at least 1, got 0",
+        ),
+        (
+            lambda f: f([np.sin] * 3, X, segments=-1),
+            ValueError,
+            "segments must be at least 1, got -1",
+        ),
+        (
+            lambda f: f([np.sin] * 3, X, segments=1.5),
+            TypeError,
+            "segments must be a whole .* got 1.5",
+        ),
+        (lambda f: f(np.sin, X), TypeError, "functions must be a list or .*, got "),
+        (lambda f: f([np.sin, 3], X), TypeError, r"functions\[1\] must be a function, got 3"),
         (lambda f: f([np.sin], X, use_reentrant=True), ValueError, "use_reentrant=True is not"),
-        (lambda f: f([np.sin], X, memory_budget=0), ValueError, "memory_budget is 0"),
+        (lambda f: f([np.sin], X, memory_budget=0), ValueError, "memory_budget must be at least 1"),
         (lambda f: f([np.sin], X, memory_budget=-5), ValueError, "memory_budget .*-5"),
         (lambda f: f([np.sin], X, memory_budget="much"), ValueError, "memory_budget .*much"),
         (lambda f: f([np.sin], X, memory_budget=1.5), ValueError, "memory_budget .*1.5"),

@@ -286,7 +286,7 @@ def test_unknown_options_are_named() -> None:
 
 
 def test_what_is_no_function_is_refused() -> None:
-    with pytest.raises(TypeError, match="f is a function, got 3"):
+    with pytest.raises(TypeError, match="f must be a function, got 3"):
         remat.checkpoint_loops(3)
 
 

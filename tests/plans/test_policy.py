@@ -99,7 +99,7 @@ def test_a_builtin_without_a_signature_is_taken_at_its_word(monkeypatch) -> None
 @pytest.mark.parametrize("names", [(), (1,), ("a", None)])
 @pytest.mark.parametrize("make", [policies.save_ops, policies.save_names])
 def test_names_are_text(make, names) -> None:
-    with pytest.raises(TypeError, match="as text"):
+    with pytest.raises(TypeError, match="must be text"):
         make(*names)
 
 

@@ -91,7 +91,7 @@ def test_a_loop_too_long_to_see_anything_is_refused(tmp_path):
 def test_without_matplotlib_the_remedy_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert not can_plot()
-    with pytest.raises(UnsupportedError, match=r'pip install "remat\[plot\]"'):
+    with pytest.raises(UnsupportedError, match=r"pip install matplotlib"):
         plot_memory(PASSES, tmp_path / "memory.png")
 
 

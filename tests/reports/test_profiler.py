@@ -8,6 +8,7 @@ import sys
 import threading
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 import remat
@@ -271,7 +272,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path, name, words) -> None:
 
 def test_without_matplotlib_the_remedy_is_named(monkeypatch, tmp_path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(remat.UnsupportedError, match=r'pip install "remat\[plot\]"'):
+    with pytest.raises(remat.UnsupportedError, match=r"pip install matplotlib"):
         remat.CheckpointProfiler().plot(tmp_path / "p.png")
 
 
@@ -303,3 +304,51 @@ def test_gradients_that_are_not_there_yet_count_with_and_without_checkpointing()
     activation = 16 * 64 * 4
     assert abs(saved()) <= 3 * activation  # of the 18 that plain autograd holds
     assert saved() >= 8 * activation  # now that there are gradients
+
+
+# -- on the class ----------------------------------------------------------------------------------
+
+
+def wave(x):
+    return np.sin(np.exp(np.sin(x)))
+
+
+def two_segments(x):
+    return np.sum(remat.checkpoint(wave, remat.checkpoint(wave, x)))
+
+
+def test_tracking_on_the_class() -> None:
+    """As in the first examples of a profiler that users see."""
+    P = remat.CheckpointProfiler
+    x = np.linspace(0, 1, 1000)
+    with remat.CheckpointProfiler() as one:
+        P.start_tracking()
+        remat.grad(two_segments)(x)
+        assert P.checkpoint_count() == 2
+        P.stop_tracking()
+        remat.grad(two_segments)(x)
+    assert one.checkpoint_count() == 4
+    assert (P.checkpoint_count(), P.recompute_count()) == (2, 2)
+    assert P.memory_saved() == one.memory_saved() > 0
+    assert P.report().count("wave") == one.report().count("wave")
+    assert P().checkpoint_count() == 0
+    with pytest.raises(remat.RematError, match="not tracking"):
+        P.stop_tracking()
+    P.start_tracking()
+    with pytest.raises(remat.RematError, match="tracking already"):
+        P.start_tracking()
+    P.stop_tracking()
+    assert P.checkpoint_count() == 0
+
+
+def test_a_subclass_has_its_own() -> None:
+    class Other(remat.CheckpointProfiler):
+        pass
+
+    before = remat.CheckpointProfiler.checkpoint_count()
+    Other.start_tracking()
+    remat.grad(two_segments)(np.ones(10))
+    Other.stop_tracking()
+    assert Other.checkpoint_count() == 2
+    assert remat.CheckpointProfiler.checkpoint_count() == before
+    assert Other.start_tracking.__doc__ == "Count from now on, from zero."

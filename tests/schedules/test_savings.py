@@ -201,27 +201,30 @@ def test_by_default_half_of_the_states_must_be_saved() -> None:
     ],
 )
 def test_what_is_no_whole_number_is_refused_by_name(call, name: str, value: object) -> None:
-    with pytest.raises(TypeError, match=f"{name} is a whole number, got {value!r}"):
+    with pytest.raises(TypeError, match=f"{name} must be a whole number, got {value!r}"):
         call(value)
 
 
 @pytest.mark.parametrize("value", [2.5, True, "10"], ids=repr)
 def test_a_number_of_checkpoints_that_is_no_whole_number_is_refused(value: object) -> None:
-    with pytest.raises(TypeError, match=f"num_checkpoints is a whole number, got {value!r}"):
+    with pytest.raises(TypeError, match=f"num_checkpoints must be a whole number, got {value!r}"):
         get_memory_savings(10, value)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: compute_checkpoint_positions(-1, 3), "seq_length is at least 0, got -1"),
-        (lambda: compute_checkpoint_positions(10, -3), "num_checkpoints is at least 0, got -3"),
-        (lambda: get_memory_savings(-1), "seq_length is at least 0, got -1"),
-        (lambda: get_memory_savings(10, -3), "num_checkpoints is at least 0, got -3"),
-        (lambda: should_checkpoint(-1), "seq_length is at least 0, got -1"),
-        (lambda: should_checkpoint(10, -0.1), "threshold is a fraction .* got -0.1"),
-        (lambda: should_checkpoint(10, 50), "threshold is a fraction .* got 50"),
-        (lambda: should_checkpoint(10, float("nan")), "threshold is a fraction .* got nan"),
+        (lambda: compute_checkpoint_positions(-1, 3), "seq_length must be at least 0, got -1"),
+        (
+            lambda: compute_checkpoint_positions(10, -3),
+            "num_checkpoints must be at least 0, got -3",
+        ),
+        (lambda: get_memory_savings(-1), "seq_length must be at least 0, got -1"),
+        (lambda: get_memory_savings(10, -3), "num_checkpoints must be at least 0, got -3"),
+        (lambda: should_checkpoint(-1), "seq_length must be at least 0, got -1"),
+        (lambda: should_checkpoint(10, -0.1), "threshold must be a fraction .* got -0.1"),
+        (lambda: should_checkpoint(10, 50), "threshold must be a fraction .* got 50"),
+        (lambda: should_checkpoint(10, float("nan")), "threshold must be a fraction .* got nan"),
     ],
 )
 def test_a_number_out_of_range_is_refused_by_name(call, message: str) -> None:
@@ -231,11 +234,13 @@ def test_a_number_out_of_range_is_refused_by_name(call, message: str) -> None:
 
 @pytest.mark.parametrize("threshold", [True, "0.5", None], ids=repr)
 def test_a_threshold_that_is_no_number_is_refused(threshold: object) -> None:
-    with pytest.raises(TypeError, match=f"threshold is a fraction .* got {threshold!r}"):
+    with pytest.raises(TypeError, match=f"threshold must be a fraction .* got {threshold!r}"):
         should_checkpoint(10, threshold)
 
 
 @pytest.mark.parametrize("number", [3, 50], ids=["few", "more than enough"])
 def test_an_unknown_schedule_is_refused(number: int) -> None:
-    with pytest.raises(ValueError, match='schedule is "uniform" or "revolve", got \'binary\''):
+    with pytest.raises(
+        ValueError, match="schedule must be one of 'uniform', 'revolve', got 'binary'"
+    ):
         compute_checkpoint_positions(10, number, "binary")

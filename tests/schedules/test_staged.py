@@ -147,11 +147,11 @@ def test_bad_arguments_are_named(name: str) -> None:
     arguments = {"steps": 10, "part": 3, "block": 2, "slots": 1}
     with pytest.raises(ValueError, match=name):
         Staged(**{**arguments, name: -1})
-    with pytest.raises(TypeError, match=f"{name} is a whole number"):
+    with pytest.raises(TypeError, match=f"{name} must be a whole number"):
         Staged(**{**arguments, name: 1.5})
 
 
 def test_a_part_of_several_blocks_needs_a_slot() -> None:
     Staged(10, part=2, block=2)
-    with pytest.raises(ValueError, match="slots is at least 1, got 0"):
+    with pytest.raises(ValueError, match="slots must be at least 1, got 0"):
         Staged(10, part=3, block=2)

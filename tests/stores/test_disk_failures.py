@@ -228,11 +228,13 @@ def test_a_directory_that_does_not_exist(tmp_path: Path) -> None:
 def test_a_directory_that_is_none(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("here")
-    for directory in (file, file / "below"):
-        with pytest.raises(StoreError, match="Not a directory; give DiskStore"):
-            DiskStore(directory).open(NumpyArrays())
-        with pytest.raises(StoreError, match="Not a directory; give DiskStore"):
-            DiskStore(directory).measure(NumpyArrays(), [np.ones(3)])
+    below = file / "below"
+    with pytest.raises(StoreError, match="Not a directory; give DiskStore"):
+        DiskStore(below).open(NumpyArrays())
+    with pytest.raises(StoreError, match="Not a directory; give DiskStore"):
+        DiskStore(below).measure(NumpyArrays(), [np.ones(3)])
+    with pytest.raises(ValueError, match=f"directory must be a directory, got the file '{file}'"):
+        DiskStore(file)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

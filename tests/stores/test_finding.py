@@ -50,5 +50,5 @@ def test_another_precision(dtype: object) -> None:
 
 
 def test_a_directory_that_is_no_path() -> None:
-    with pytest.raises(TypeError, match="directory is a path or None, got 3"):
+    with pytest.raises(TypeError, match="directory must be a path or None, got 3"):
         remat.DiskStore(3)

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..engines.locate import ScopeEngine, engine_with_scopes, is_torch_module
+from ..schedules.check import options_by_name, whole_number
 from ..segments import SegmentOptions
+from ..sizes import shown
 from .budgets import auto_checkpoint
 from .segments import check_option, check_policy, run_segment
+from .wrapped import refuse_module_class
 
 __all__ = ["applied", "apply", "remove"]
 
@@ -17,6 +20,7 @@ M = TypeVar("M")
 _log = logging.getLogger("remat")
 
 
+@options_by_name
 def apply(
     model: M,
     layers: Any = None,
@@ -65,7 +69,7 @@ def apply(
     engine = _engine(model)
     if memory_budget is not None:
         return _apply_budget(model, memory_budget, layers, policy, every, verbose=verbose)
-    _check_every(every)
+    every = whole_number(every, "every", least=1)
     check_option("preserve_rng_state", preserve_rng_state)
     check_option("verbose", verbose)
     check_policy(policy)
@@ -99,16 +103,10 @@ def applied(model: Any) -> list[str]:
 
 
 def _engine(model: Any) -> ScopeEngine:
+    refuse_module_class(model, "model")
     if not is_torch_module(model):
-        raise TypeError(f"model is a torch.nn.Module, got {type(model).__name__}")
+        raise TypeError(f"model must be a torch.nn.Module, got {shown(model)}")
     return engine_with_scopes()
-
-
-def _check_every(every: Any) -> None:
-    if not isinstance(every, int) or isinstance(every, bool):
-        raise TypeError(f"every is a whole number of layers, got {every!r}")
-    if every < 1:
-        raise ValueError(f"every is at least 1, got {every}")
 
 
 def _apply_budget(

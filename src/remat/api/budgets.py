@@ -16,8 +16,10 @@ from ..errors import RematError, UnsupportedError
 from ..plans import PassRecord, Trace
 from ..plans.planner import Plans
 from ..reports.budget import BudgetReport
-from ..sizes import format_bytes, parse_budget
+from ..schedules.check import options_by_name
+from ..sizes import format_bytes, parse_budget, shown
 from .scopes import CheckpointNode, CheckpointScope
+from .wrapped import refuse_module_class
 
 __all__ = ["CheckpointManager", "GradientBudget", "auto_checkpoint", "check_memory_budget"]
 
@@ -30,6 +32,7 @@ def _plans_of(trace: Trace) -> Plans:
     return Search(trace)
 
 
+@options_by_name
 def auto_checkpoint(model: M, memory_budget: int | float | str | None) -> M:
     """Let the forward pass of a model keep to a memory budget. Return the model.
 
@@ -55,6 +58,7 @@ def auto_checkpoint(model: M, memory_budget: int | float | str | None) -> M:
     >>> for _ in range(3):
     ...     model(torch.ones(512, 64)).sum().backward()
     """
+    refuse_module_class(model, "model")
     if memory_budget is not None:
         check_memory_budget(memory_budget, "memory_budget")
     result: M = engine_with_scopes().set_budget(model, memory_budget, _plans_of)
@@ -126,6 +130,7 @@ class CheckpointManager:
     True
     """
 
+    @options_by_name
     def __init__(
         self,
         max_memory_mb: float | None = None,
@@ -154,7 +159,7 @@ class CheckpointManager:
     @max_memory_mb.setter
     def max_memory_mb(self, value: float | None) -> None:
         if value is not None and (not _is_number(value) or value <= 0):
-            raise ValueError(f"max_memory_mb is a positive number, got {value!r}")
+            raise ValueError(f"max_memory_mb must be a positive number, got {shown(value)}")
         self._refuse_both(value, self._memory_budget)
         self._max_memory_mb = value
         self._changed()
@@ -180,7 +185,7 @@ class CheckpointManager:
     @memory_threshold.setter
     def memory_threshold(self, value: float) -> None:
         if not _is_number(value) or not 0 < value <= 1:
-            raise ValueError(f"memory_threshold is a share in (0, 1], got {value!r}")
+            raise ValueError(f"memory_threshold must be a share in (0, 1], got {shown(value)}")
         self._memory_threshold = value
         self._changed()
 
@@ -192,7 +197,7 @@ class CheckpointManager:
     @auto_checkpoint.setter
     def auto_checkpoint(self, value: bool) -> None:
         if not isinstance(value, bool):
-            raise TypeError(f"auto_checkpoint is True or False, got {value!r}")
+            raise TypeError(f"auto_checkpoint must be True or False, got {shown(value)}")
         self._auto_checkpoint = value
 
     @staticmethod
@@ -301,14 +306,14 @@ class CheckpointManager:
     def register_scope(self, scope: CheckpointScope) -> None:
         """Let the manager look after what a scope holds."""
         if not isinstance(scope, CheckpointScope):
-            raise TypeError(f"scope is a CheckpointScope, got {type(scope).__name__}")
+            raise TypeError(f"scope must be a CheckpointScope, got {shown(scope)}")
         if scope not in self._scopes:
             self._scopes.append(scope)
 
     def unregister_scope(self, scope: CheckpointScope) -> None:
         """Let go of a scope; what it holds stays held."""
         if scope not in self._scopes:
-            raise ValueError(f"{scope!r} is not registered with this manager")
+            raise ValueError(f"scope must be registered with this manager, got {shown(scope)}")
         self._scopes.remove(scope)
 
     def should_checkpoint(self, node: CheckpointNode) -> bool:
@@ -316,6 +321,7 @@ class CheckpointManager:
 
         With `auto_checkpoint=False`, or without a budget in bytes, it is as the node says.
         """
+        _check_nodes([node])
         limit = self._limit()
         if not self.auto_checkpoint or limit is None:
             return node.is_checkpoint
@@ -327,6 +333,7 @@ class CheckpointManager:
 
         Return the nodes whose activations will be recomputed in backward.
         """
+        nodes = _check_nodes(nodes)
         limit = self._limit()
         chosen = _to_drop(nodes, 0 if limit is None else limit)
         for node in chosen:
@@ -355,6 +362,14 @@ class CheckpointManager:
         return f"CheckpointManager({text}, auto_checkpoint={self.auto_checkpoint})"
 
 
+def _check_nodes(nodes: Iterable[CheckpointNode]) -> list[CheckpointNode]:
+    nodes = list(nodes)
+    for node in nodes:
+        if not isinstance(node, CheckpointNode):
+            raise TypeError(f"a node must be a CheckpointNode, got {shown(node)}")
+    return nodes
+
+
 def _to_drop(nodes: Iterable[CheckpointNode], limit: int) -> list[CheckpointNode]:
     """Return the nodes to drop, the largest first, so that the others hold at most `limit`."""
     sizes = [(sum(_nbytes(a) for a in node.saved_activations), node) for node in nodes]
@@ -375,7 +390,7 @@ def _nbytes(array: Any) -> int:
 def check_memory_budget(value: Any, name: str) -> None:
     """Refuse what is no budget, by the name of the argument."""
     if isinstance(value, Integral) and not isinstance(value, bool) and value == 0:
-        raise ValueError(f"{name} is 0: nothing can be held; give at least some bytes")
+        raise ValueError(f"{name} must be at least 1 byte, got 0")
     parse_budget(value, whole=1, name=name)
 
 

@@ -16,6 +16,7 @@ from ..errors import StoreError
 from ..loops import LoopOptions
 from ..schedules import Given
 from ..schedules.check import keep_whole, whole_number
+from ..sizes import shown
 from ..stores import MemoryStore, ReducedPrecisionStore, Store
 from .activations import Activation, Activations, PassStore, nbytes_of
 
@@ -47,7 +48,7 @@ class CheckpointConfig:
         keep_whole(self, checkpoint_every_n_layers=0, max_checkpoints=0)
         if not isinstance(self.use_mixed_precision, bool):
             raise TypeError(
-                f"use_mixed_precision is True or False, got {self.use_mixed_precision!r}"
+                f"use_mixed_precision must be True or False, got {shown(self.use_mixed_precision)}"
             )
 
 
@@ -73,7 +74,7 @@ class ActivationCheckpointer:
     def __init__(self, config: CheckpointConfig | None = None) -> None:
         config = CheckpointConfig() if config is None else config
         if not isinstance(config, CheckpointConfig):
-            raise TypeError(f"config is a CheckpointConfig, got {config!r}")
+            raise TypeError(f"config must be a CheckpointConfig, got {shown(config)}")
         self._config = config
         self._store: Store = MemoryStore()
         if config.use_mixed_precision:
@@ -218,7 +219,7 @@ class ActivationCheckpointer:
         target = whole_number(target, "target")
         items, numbers = _numbered(layers)
         if target not in numbers:
-            raise ValueError(f"target is one of the layers, {_listed(numbers)}, got {target}")
+            raise ValueError(f"target must be one of the layers, {_listed(numbers)}, got {target}")
         end = numbers.index(target)
         held = [place for place in range(end + 1) if numbers[place] in self._activations]
         if not held:
@@ -264,7 +265,7 @@ def _numbered(layers: Iterable[Any]) -> tuple[list[Any], list[int]]:
     try:
         items = list(layers)
     except TypeError:
-        raise TypeError(f"layers is a sequence, got {type(layers).__name__}") from None
+        raise TypeError(f"layers must be a sequence, got {shown(layers)}") from None
     if not all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
         return items, list(range(len(items)))
     numbers = [whole_number(item, "a layer") for item in items]
@@ -292,4 +293,6 @@ def _listed(numbers: list[int]) -> str:
 
 def _check_callable(forward_fn: Any) -> None:
     if not callable(forward_fn):
-        raise TypeError(f"forward_fn is a function of activation and layer, got {forward_fn!r}")
+        raise TypeError(
+            f"forward_fn must be a function of activation and layer, got {shown(forward_fn)}"
+        )

@@ -10,7 +10,8 @@ from ..engines.locate import ScopeEngine, engine_of_call
 from ..plans import Plan, Trace
 from ..reports.budget import MemoryReport
 from ..reports.tables import Grid
-from ..sizes import format_bytes
+from ..sizes import format_bytes, shown
+from .wrapped import refuse_module_class
 
 if TYPE_CHECKING:
     from ..plans import FrontierPoint
@@ -155,8 +156,9 @@ def memory_report(
 
 
 def _trace_of(function: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
+    refuse_module_class(function, "model_or_function")
     if not callable(function):
-        raise TypeError(f"expected a model or a function, got {type(function).__name__}")
+        raise TypeError(f"model_or_function must be a model or a function, got {shown(function)}")
     trace: Trace = _engine_of(function, inputs, kwargs).record_trace(function, inputs, kwargs)
     return trace
 

@@ -8,11 +8,14 @@ from typing import Any
 
 from .. import trees
 from ..engines.locate import engine_for
+from ..schedules.check import options_by_name
+from ..sizes import counted, shown
 from .budgets import GradientBudget
 
 __all__ = ["grad", "value_and_grad"]
 
 
+@options_by_name
 def grad(
     f: Callable[..., Any],
     wrt: int | tuple[int, ...] = 0,
@@ -45,6 +48,7 @@ def grad(
     return gradient
 
 
+@options_by_name
 def value_and_grad(
     f: Callable[..., Any],
     wrt: int | tuple[int, ...] = 0,
@@ -70,10 +74,12 @@ def value_and_grad(
 
 def _positions(f: Callable[..., Any], wrt: int | tuple[int, ...]) -> tuple[int, ...]:
     if not callable(f):
-        raise TypeError(f"f is a function, got {f!r}")
+        raise TypeError(f"f must be a function, got {shown(f)}")
     positions = wrt if isinstance(wrt, tuple) else (wrt,)
     if not positions or any(isinstance(p, bool) or not isinstance(p, int) for p in positions):
-        raise TypeError(f"wrt is the position of an argument, or a tuple of them, got {wrt!r}")
+        raise TypeError(
+            f"wrt must be the position of an argument, or a tuple of them, got {shown(wrt)}"
+        )
     return positions
 
 
@@ -88,11 +94,12 @@ def _evaluate(
     for position in positions:
         if not -len(args) <= position < len(args):
             raise ValueError(
-                f"wrt names argument {position}, but {len(args)} were given by position"
+                f"wrt must be the position of an argument, got {position} for a call with "
+                f"{counted(len(args), 'positional argument')}"
             )
     places = [position % len(args) for position in positions]
     if len(set(places)) < len(places):
-        raise ValueError(f"wrt names an argument twice, got {positions!r}")
+        raise ValueError(f"wrt must name each argument once, got {positions!r}")
     engine = engine_for(leaf for place in places for leaf in trees.flatten(args[place])[0])
     with budget.within(engine):
         value, gradients = engine.value_and_grad(_checked(f), places, args, kwargs, init_grad)
@@ -124,6 +131,4 @@ def _is_numeric(leaf: Any) -> bool:
 
 
 def _shown(output: Any) -> str:
-    text = repr(output)
-    text = text if len(text) <= 60 else text[:57] + "..."
-    return "None" if output is None else f"{text} ({type(output).__name__})"
+    return "None" if output is None else f"{shown(output)} ({type(output).__name__})"

@@ -9,8 +9,10 @@ from typing import Any
 from ..engines.compiling import is_compiling
 from ..observers import observed_by
 from ..reports.accounting import MemoryAccounting
+from ..schedules.check import options_by_name
 from ..segments import SegmentOptions
-from .segments import check_option, run_segment, wrap
+from ..sizes import shown
+from .segments import check_option, check_policy, run_segment, wrap
 
 __all__ = ["CheckpointGroup"]
 
@@ -35,14 +37,16 @@ class CheckpointGroup:
     (1, 1)
     """
 
+    @options_by_name
     def __init__(
         self, name: str | None = None, *, preserve_rng_state: bool = True, policy: Any = None
     ) -> None:
         if name is not None and not isinstance(name, str):
-            raise TypeError(f"name is text, got {name!r}")
+            raise TypeError(f"name must be text, got {shown(name)}")
         self.name = name
         check_option("preserve_rng_state", preserve_rng_state)
         self.preserve_rng_state = preserve_rng_state
+        check_policy(policy)
         self.policy = policy
         self.calls = 0
         self._accounting = MemoryAccounting(only_totals=True)
@@ -57,7 +61,7 @@ class CheckpointGroup:
         Without inputs the wrapped function is returned, as by `checkpoint`.
         """
         if not callable(fn):
-            raise TypeError(f"fn is a function, got {type(fn).__name__}")
+            raise TypeError(f"fn must be a function, got {shown(fn)}")
         return self._run(fn, inputs, kwargs) if inputs or kwargs else wrap(fn, self._run)
 
     def memory_saved(self) -> int:

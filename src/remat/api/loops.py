@@ -11,13 +11,16 @@ from ..engines.locate import engine_for
 from ..loops import Budget, LoopOptions, ScheduleName
 from ..loops.options import check_budget
 from ..schedules import Schedule
-from ..schedules.check import whole_number
+from ..schedules.check import options_by_name, whole_number
+from ..sizes import shown
 from ..stores import Store, find_store
+from .segments import check_option
 
 __all__ = ["checkpointed_loop", "checkpointed_scan", "checkpointed_while"]
 
 
 @uncompiled
+@options_by_name
 def checkpointed_loop(
     func: Callable[[Any], Any],
     initial_state: Any,
@@ -66,6 +69,11 @@ def checkpointed_loop(
     ((3,), 31)
     """
     _check_callable(func, "func")
+    if getattr(seq_length, "ndim", 0) or isinstance(seq_length, list | tuple):
+        raise TypeError(
+            f"seq_length must be a whole number, got {shown(seq_length)}; for steps over arrays "
+            "use remat.checkpointed_scan(func, initial_state, xs)"
+        )
     options = LoopOptions(seq_length, num_checkpoints, memory_budget, schedule, find_store(store))
     engine = engine_for(trees.flatten(initial_state)[0])
     final, _, checkpoints = engine.run_loop(
@@ -75,6 +83,7 @@ def checkpointed_loop(
 
 
 @uncompiled
+@options_by_name
 def checkpointed_scan(
     func: Callable[[Any, Any], tuple[Any, Any]],
     initial_state: Any,
@@ -110,6 +119,7 @@ def checkpointed_scan(
 
 
 @uncompiled
+@options_by_name
 def checkpointed_while(
     cond: Callable[[Any], Any],
     func: Callable[[Any], Any],
@@ -138,13 +148,15 @@ def checkpointed_while(
     _check_callable(cond, "cond")
     _check_callable(func, "func")
     if num_checkpoints is None and memory_budget is None:
-        raise ValueError("give num_checkpoints or memory_budget: the length is not known")
+        raise ValueError(
+            "give num_checkpoints or memory_budget: the length is not known, so there is no default"
+        )
     if num_checkpoints is not None:
         whole_number(num_checkpoints, "num_checkpoints")
     check_budget(num_checkpoints, memory_budget)
     if isinstance(memory_budget, float):
         raise ValueError(
-            f"memory_budget as a fraction needs a known length, got {memory_budget!r}; give bytes"
+            f"memory_budget must be bytes where the length is not known, got {memory_budget!r}"
         )
     engine = engine_for(trees.flatten(initial_state)[0])
     final, checkpoints = engine.run_while(
@@ -160,6 +172,7 @@ def checkpointed_while(
 
 
 def _progress(steps: int | None, wanted: bool) -> Any:
+    check_option("progress", wanted)
     if not wanted:
         return None
     from ..reports.progress import LoopProgress  # noqa: PLC0415  (rich only if it is used)
@@ -171,11 +184,13 @@ def _length(leaves: list[Any]) -> int:
     lengths = {leaf.shape[0] if getattr(leaf, "ndim", 0) else None for leaf in leaves}
     if len(lengths) != 1 or None in lengths:
         shapes = [getattr(leaf, "shape", type(leaf).__name__) for leaf in leaves]
-        raise ValueError(f"xs needs arrays with a common first axis, the steps; got {shapes}")
+        raise ValueError(
+            f"xs must be arrays with a common first axis, the steps, got {shown(shapes)}"
+        )
     (length,) = lengths
     return int(length or 0)
 
 
 def _check_callable(value: Any, name: str) -> None:
     if not callable(value):
-        raise TypeError(f"{name} is a function, got {value!r}")
+        raise TypeError(f"{name} must be a function, got {shown(value)}")

@@ -16,7 +16,8 @@ class CheckpointProfiler(Profiler):
 
     A context manager, or `start_tracking()` and `stop_tracking()`; it tracks the thread that
     starts it. Numbers can be read at any time, and stay after the end; starting again begins
-    from zero.
+    from zero. Called on the class itself, as in `CheckpointProfiler.start_tracking()`, they are the
+    methods of one profiler that belongs to the class.
 
     Measuring takes time: for figures of speed use a stopwatch, and no profiler.
 

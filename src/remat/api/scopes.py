@@ -13,8 +13,9 @@ from ..engines.compiling import is_compiling
 from ..engines.locate import engine_with_scopes
 from ..errors import RematError, UnsupportedError
 from ..policies import save_everything
-from ..sizes import counted, format_bytes
-from .segments import check_option
+from ..schedules.check import options_by_name
+from ..sizes import counted, format_bytes, shown
+from .segments import check_option, check_policy
 
 __all__ = ["CheckpointNode", "CheckpointScope", "is_checkpoint", "mark_checkpoint", "name"]
 
@@ -65,7 +66,7 @@ class CheckpointNode:
     def add_recompute_function(self, function: Callable[[], Any]) -> None:
         """Add a function for `recompute` to call. It returns an array or a pytree of arrays."""
         if not callable(function):
-            raise TypeError(f"function is to be callable, got {type(function).__name__}")
+            raise TypeError(f"function must be a function, got {shown(function)}")
         self._functions.append(function)
 
     def recompute(self) -> list[Any]:
@@ -120,6 +121,7 @@ class CheckpointScope:
     again, and work in several threads at the same time.
     """
 
+    @options_by_name
     def __init__(
         self,
         name: str,
@@ -130,12 +132,13 @@ class CheckpointScope:
     ) -> None:
         _refuse_compiler()
         if not isinstance(name, str):
-            raise TypeError(f"name is text, got {type(name).__name__}")
+            raise TypeError(f"name must be text, got {shown(name)}")
         check_option("enabled", enabled)
         check_option("use_recomputation", use_recomputation)
         self.name = name
         self.is_enabled = enabled
         self.use_recomputation = use_recomputation
+        check_policy(policy)
         self.policy = policy
         self._nodes: list[CheckpointNode] = []
         self._entered = threading.local()
@@ -239,7 +242,7 @@ def name(tensor: Any, name: str) -> Any:
     >>> y.sum().backward()  # recomputes the sine from the kept exponential
     """
     if not isinstance(name, str) or not name:
-        raise TypeError(f"name is text, got {name!r}")
+        raise TypeError(f"name must be text, got {shown(name)}")
     return engine_with_scopes(tensor).name_tensor(tensor, name)
 
 

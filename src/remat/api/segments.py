@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, overload
 
-from ..engines.compiling import compiled_segment, is_compiling
+from ..engines.compiling import compiled_segment, is_compiling, is_selective_policy
 from ..engines.locate import engine_for, engine_of_call, is_torch_module
-from ..plans.policy import as_policy
+from ..plans.policy import as_policy, refuse_makers
 from ..segments import ContextPolicy, SegmentOptions
-from ..sizes import parse_bytes
-from .wrapped import CheckpointedFunction
+from ..sizes import did_you_mean, parse_bytes, shown
+from .wrapped import CheckpointedFunction, refuse_module_class
 
 __all__ = [
     "adaptive_checkpoint",
@@ -99,6 +99,10 @@ def checkpoint(
     >>> remat.grad(lambda x: np.sum(layer(x, np.eye(2))))(np.zeros(2))
     array([1., 1.])
     """
+    if kwargs and not is_compiling():
+        _refuse_misspelled(fn, kwargs)
+    if isinstance(fn, type):
+        refuse_module_class(fn, "fn")
     options = _PLAIN
     of_torch = (use_reentrant, context_fn, determinism_check, debug, early_stop)
     is_torch_call = of_torch != _UNSET
@@ -139,6 +143,8 @@ def adaptive_checkpoint(
     >>> bool(remat.grad(small_is_held)(np.zeros(2))[0] == np.cos(1.0))
     True
     """
+    if kwargs and not is_compiling():
+        _refuse_misspelled(fn_or_tensor, kwargs)
     if use_reentrant:
         refuse_reentrant()
     check_option("preserve_rng_state", preserve_rng_state)
@@ -172,13 +178,13 @@ def checkpoint_segment(
         refuse_reentrant()
     check_option("preserve_rng_state", preserve_rng_state)
     if not callable(fn):
-        raise TypeError(f"fn is a function of a sequence, got {type(fn).__name__}")
+        raise TypeError(f"fn must be a function of a sequence, got {shown(fn)}")
     if isinstance(inputs, str | bytes) or not isinstance(inputs, Sequence):
         raise TypeError(
-            f"inputs is a list or tuple, got {type(inputs).__name__}; write [x] for a single x"
+            f"inputs must be a list or tuple, got {shown(inputs)}; write [x] for a single x"
         )
     if not inputs:
-        raise ValueError("inputs is empty; a segment needs at least one input to start from")
+        raise ValueError("inputs must not be empty: a segment starts from at least one input")
     given = inputs if isinstance(inputs, list | tuple) else list(inputs)
     options = SegmentOptions(preserve_rng_state, policy=policy)
     result: R = run_segment(fn, (given,), {}, options)
@@ -199,7 +205,7 @@ def _run_or_wrap(
         if hasattr(fn, "dtype") and hasattr(fn, "shape"):
             return engine_for([fn]).checkpoint_tensor(fn, options.threshold)
     raise TypeError(
-        f"fn is a function, got {type(fn).__name__}; to checkpoint a computation pass the "
+        f"fn must be a function, got {shown(fn)}; to checkpoint a computation pass the "
         "function that does it: remat.checkpoint(fn, x)"
     )
 
@@ -216,13 +222,40 @@ def _has_all_arguments(fn: Any) -> bool:
     """
     if not isinstance(fn, functools.partial):
         return False
-    owner: Any = getattr(fn.func, "__self__", fn.func)
-    called = owner.forward if is_torch_module(owner) else fn.func
     try:
-        inspect.signature(called).bind(*fn.args, **fn.keywords)
+        inspect.signature(_called(fn.func)).bind(*fn.args, **fn.keywords)
     except (TypeError, ValueError):  # arguments are missing, or there is no signature
         return False
     return True
+
+
+def _called(fn: Any) -> Any:
+    """Return the function whose signature says what a call takes."""
+    owner: Any = getattr(fn, "__self__", fn)
+    return owner.forward if is_torch_module(owner) else fn
+
+
+_OPTIONS = ("preserve_rng_state", "policy", "use_reentrant", "context_fn", "determinism_check")
+
+
+@functools.lru_cache(maxsize=256)
+def _near_option(name: str) -> str:
+    return did_you_mean(name, (*_OPTIONS, "threshold"))
+
+
+def _refuse_misspelled(fn: Any, kwargs: dict[str, Any]) -> None:
+    """Raise for a keyword that `fn` does not take, and that is nearly one of our options."""
+    for name in kwargs:
+        if not _near_option(name) or not callable(fn):
+            continue
+        try:
+            known = inspect.signature(_called(fn)).parameters
+        except (TypeError, ValueError):
+            return
+        if name not in known and all(p.kind is not p.VAR_KEYWORD for p in known.values()):
+            raise TypeError(
+                f"{name} must be an option, or an argument of {shown(fn)}{_near_option(name)}"
+            )
 
 
 def run_segment(
@@ -270,24 +303,28 @@ def _policy_of_torch_call(
         if value is not None:
             check_option(name, value)
     if determinism_check not in (None, "default", "none"):
-        raise ValueError(f'determinism_check is "default" or "none", got {determinism_check!r}')
+        raise ValueError(
+            f'determinism_check must be "default" or "none", got {shown(determinism_check)}'
+        )
     if context_fn is None:
         return policy
     if policy is not None:
         raise ValueError("pass policy or context_fn, not both: each says what is kept")
     if not callable(context_fn):
-        raise TypeError(f"context_fn is a function, got {context_fn!r}")
+        raise TypeError(f"context_fn must be a function, got {shown(context_fn)}")
     return ContextPolicy(context_fn)
 
 
 def check_option(name: str, value: Any) -> None:
     if not isinstance(value, bool):
-        raise TypeError(f"{name} is True or False, got {value!r}")
+        raise TypeError(f"{name} must be True or False, got {shown(value)}")
 
 
 def check_policy(policy: Any) -> None:
     """Raise if something is no policy: of remat, a function, or one of torch."""
-    if policy is not None and not isinstance(policy, ContextPolicy | list | tuple):
+    refuse_makers(policy)
+    is_of_torch = isinstance(policy, ContextPolicy) or is_selective_policy(policy)
+    if policy is not None and not is_of_torch:
         as_policy(policy)
 
 

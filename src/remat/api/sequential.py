@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any, overload
 
-from ..schedules.check import whole_number
+from ..schedules.check import options_by_name, whole_number
 from ..segments import SegmentOptions
+from ..sizes import shown
 from .budgets import check_memory_budget
 from .layer_budgets import run_layers_within
 from .segments import check_option, refuse_reentrant, run_segment
@@ -50,6 +51,7 @@ def checkpoint_sequential(
     preserve_rng_state: bool = True,
     use_reentrant: bool | None = None,
 ) -> Any: ...
+@options_by_name
 def checkpoint_sequential(
     functions: Any,
     *args: Any,
@@ -115,7 +117,9 @@ def _run_in_segments(
     else:
         parts = whole_number(segments, "segments", least=1)
     if parts > max(1, len(layers)):
-        raise ValueError(f"segments is at most {len(layers)}, the number of layers, got {parts}")
+        raise ValueError(
+            f"segments must be at most {len(layers)}, the number of layers, got {parts}"
+        )
     *ahead, last = pairwise(_edges(len(layers), parts))
     for start, stop in ahead:
         segment = functools.partial(_run, layers[start:stop])
@@ -177,9 +181,10 @@ def _checked(functions: Any) -> list[Callable[[Any], Any]]:
     try:
         layers = list(functions)
     except TypeError:
-        kind = type(functions).__name__
-        raise TypeError(f"functions is a list or an nn.Sequential, got {kind}") from None
+        raise TypeError(
+            f"functions must be a list or an nn.Sequential, got {shown(functions)}"
+        ) from None
     for place, layer in enumerate(layers):
         if not callable(layer):
-            raise TypeError(f"functions[{place}] is no function, got {layer!r}")
+            raise TypeError(f"functions[{place}] must be a function, got {shown(layer)}")
     return layers

@@ -8,14 +8,15 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from types import CellType, FunctionType, MethodType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from ..engines.compiling import is_compiling
 from ..engines.locate import is_torch_module
 from ..engines.values import LoadedValues
 from ..errors import LoopTransformError, RematWarning
 from ..loops import Budget, LoopOptions, ScheduleName
-from ..schedules.check import whole_number
+from ..schedules.check import one_of, options_by_name, whole_number
+from ..sizes import did_you_mean, shown
 from ..source import Options, Steps, transform
 from ..stores import Store, find_store
 from .gradients import grad
@@ -30,6 +31,7 @@ _SLOTS = 32  # for a loop whose length shows at its end, if no number is given
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+@options_by_name
 def checkpoint_loops(
     f: Any = None,
     num_checkpoints: int | None = None,
@@ -116,10 +118,13 @@ def steps(iterable: Iterable[Any], **options: Any) -> Iterable[Any]:
     """
     if is_compiling():
         return iterable
-    unknown = options.keys() - set(Options.names())
-    if unknown:
-        known = ", ".join(Options.names())
-        raise TypeError(f"steps takes the options {known}, got {', '.join(sorted(unknown))}")
+    if not isinstance(iterable, Iterable) and not hasattr(iterable, "__getitem__"):
+        raise TypeError(f"iterable must be something to iterate over, got {shown(iterable)}")
+    for name in sorted(options.keys() - set(Options.names())):
+        known = Options.names()
+        raise TypeError(
+            f"options of steps must be of {', '.join(known)}, got {name}{did_you_mean(name, known)}"
+        )
     checked = _options(**options)
     return Steps(iterable, {name: getattr(checked, name) for name in options})
 
@@ -136,6 +141,7 @@ def _options(
     min_steps: int = _MIN_STEPS,
 ) -> Options:
     found = find_store(store)
+    one_of(schedule, "schedule", get_args(ScheduleName))  # a schedule object has a number of steps
     LoopOptions(1, num_checkpoints, memory_budget, schedule, found)  # which checks them
     whole_number(min_steps, "min_steps")
     return Options(num_checkpoints, memory_budget, schedule, found, min_steps)
@@ -155,7 +161,7 @@ def _transformed(f: Any, options: Options, *, strict: bool) -> Any:
             _transformed(f.func, options, strict=strict), *f.args, **f.keywords
         )
     if not callable(f):
-        raise TypeError(f"f is a function, got {f!r}")
+        raise TypeError(f"f must be a function, got {shown(f)}")
     if not isinstance(f, FunctionType):
         return _of_object(f, options, strict=strict)
     return _of_function(f, options, strict=strict)

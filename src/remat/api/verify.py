@@ -7,9 +7,10 @@ from typing import Any
 
 from ..engines.locate import engine_of_call
 from ..segments import SegmentOptions
+from ..sizes import shown
 from ..verification import Verification
 from .segments import check_option
-from .wrapped import plain_function
+from .wrapped import plain_function, refuse_module_class
 
 __all__ = ["verify"]
 
@@ -33,8 +34,9 @@ def verify(
     tanh is the same with and without checkpointing: 1 output, 1 gradient, 1 op, random state
     """
     fn = plain_function(fn)
+    refuse_module_class(fn, "fn")
     if not callable(fn):
-        raise TypeError(f"fn is a function, got {type(fn).__name__}")
+        raise TypeError(f"fn must be a function, got {shown(fn)}")
     check_option("preserve_rng_state", preserve_rng_state)
     options = SegmentOptions(preserve_rng_state)
     return engine_of_call(fn, inputs, kwargs).verify(fn, inputs, kwargs, options)

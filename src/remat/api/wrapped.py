@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
-__all__ = ["CheckpointedFunction", "plain_function"]
+__all__ = ["CheckpointedFunction", "plain_function", "refuse_module_class"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,6 +59,15 @@ class CheckpointedFunction(Generic[P, R]):
 def plain_function(fn: Any) -> Any:
     """Return the function inside a checkpointed one, or `fn` itself."""
     return fn.__wrapped__ if isinstance(fn, CheckpointedFunction) else fn
+
+
+def refuse_module_class(value: Any, name: str) -> None:
+    """Raise for a class of modules where a module is meant."""
+    module = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
+    if module is not None and isinstance(value, type) and issubclass(value, module):
+        raise TypeError(
+            f"{name} must be a module, got class {value.__name__}; make one: {value.__name__}(...)"
+        )
 
 
 def _lookup(module: str, qualified_name: str) -> Any:

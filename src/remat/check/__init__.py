@@ -101,7 +101,7 @@ def _run(name: str, function: Callable[..., str], device: Any, *, quick: bool) -
 
 def _torch() -> Any:
     if importlib.util.find_spec("torch") is None:
-        raise ValueError('remat check needs PyTorch: pip install "remat[torch]"')
+        raise ValueError("remat check needs PyTorch: pip install torch")
     import torch  # noqa: PLC0415
 
     return torch

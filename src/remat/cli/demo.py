@@ -114,7 +114,7 @@ def _demo(arguments: argparse.Namespace) -> None:
     if picture:
         print(f"Memory over time: {picture}")
     elif wanted:
-        print('For a picture of memory over time: pip install "remat[plot]"')
+        print("For a picture of memory over time: pip install matplotlib")
 
 
 def _show_demo(result: DemoResult) -> None:

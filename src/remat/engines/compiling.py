@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from ..plans.policy import Candidate, Decision, SaveNothing, as_policy
+from ..plans.policy import Candidate, Decision, SaveNothing, as_policy, refuse_makers
 from ..segments import ContextPolicy, SegmentOptions
 
 __all__ = ["compiled_segment", "is_compiling", "is_selective_policy", "uncompiled"]
@@ -90,6 +90,7 @@ def is_selective_policy(policy: Any) -> bool:
     """Return whether a policy is one of torch's: a list of ops, or a function that takes *args."""
     if isinstance(policy, list | tuple):
         return True
+    refuse_makers(policy)
     code = getattr(getattr(policy, "__func__", policy), "__code__", None)
     return code is not None and bool(code.co_flags & _TAKES_ARGS)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import re
 from types import ModuleType
 
@@ -17,6 +18,12 @@ __all__ = ["MissingPackageError", "require"]
 
 class MissingPackageError(UnsupportedError, ImportError):
     """The package of an integration is not installed, or too old."""
+
+
+if importlib.util.find_spec("torch") is None:
+    raise MissingPackageError(
+        "remat.integrations needs PyTorch, which is not installed; pip install torch"
+    )
 
 
 def require(package: str, at_least: str) -> ModuleType:

@@ -30,7 +30,7 @@ def prepare(accelerator: Accelerator, *objects: Any, **options: Any) -> Any:
         options: Of `remat.apply`: `layers`, `policy`, `every`, `memory_budget`.
     """
     if not isinstance(accelerator, Accelerator):
-        raise TypeError(f"accelerator is an Accelerator, got {type(accelerator).__name__}")
+        raise TypeError(f"accelerator must be an Accelerator, got {type(accelerator).__name__}")
     models = [model for model in objects if isinstance(model, nn.Module)]
     if not models:
         raise ValueError("objects has no torch.nn.Module to be checkpointed")

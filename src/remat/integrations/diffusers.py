@@ -53,6 +53,7 @@ def disable(model: M) -> M:
 def _checked(model: Any) -> Any:
     if not isinstance(model, ModelMixin):
         raise TypeError(
-            f"model is a diffusers.ModelMixin such as pipeline.unet, got {type(model).__name__}"
+            f"model must be a diffusers.ModelMixin such as pipeline.unet, got "
+            f"{type(model).__name__}"
         )
     return model

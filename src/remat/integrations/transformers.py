@@ -61,13 +61,13 @@ def disable(model: M) -> M:
 def pretrained_model_in(model: nn.Module) -> Any:
     """Return the model of Transformers that a model is, or has inside."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a transformers.PreTrainedModel, got {type(model).__name__}")
+        raise TypeError(f"model must be a transformers.PreTrainedModel, got {type(model).__name__}")
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             return module
     raise TypeError(
-        f"model has no transformers.PreTrainedModel inside, got {type(model).__name__}; for other "
-        "models use remat.apply(model)"
+        f"model must have a transformers.PreTrainedModel inside, got {type(model).__name__}; for "
+        "other models use remat.apply(model)"
     )
 
 
@@ -76,7 +76,7 @@ def _set_function(model: Any, function: CheckpointFunction, every: int) -> None:
     options = {"enable": True, "gradient_checkpointing_func": function}
     if every != 1:
         if not isinstance(every, int) or every < 1:
-            raise ValueError(f"every is a whole number of at least 1, got {every!r}")
+            raise ValueError(f"every must be a whole number of at least 1, got {every!r}")
         options["every_n_layers"] = every
     missing = [name for name in options if name not in accepted]
     if missing:

@@ -286,6 +286,6 @@ def parse_memory(budget: Budget | None, steps: int, measured: Measured) -> int:
     if size < working:
         raise BudgetTooSmallError(
             f"backward through one step alone needs {format_bytes(working)}, the budget is "
-            f"{format_bytes(size)}; raise memory_budget to at least {format_bytes(working)}"
+            f"{format_bytes(size)} (memory_budget={budget!r}); pass memory_budget={working} or more"
         )
     return size

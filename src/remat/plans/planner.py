@@ -11,7 +11,7 @@ from ..sizes import format_bytes
 from .plan import Plan
 from .trace import Trace
 
-__all__ = ["Planner", "Plans", "too_small_share"]
+__all__ = ["Planner", "Plans", "too_small"]
 
 
 class Plans(Protocol):
@@ -28,14 +28,45 @@ class Plans(Protocol):
 Planner = Callable[[Trace], Plans]
 
 
-def too_small_share(smallest: int, share: float, budget: int) -> BudgetTooSmallError:
-    """Return the error for a budget of which only a share is planned for."""
+def too_small(
+    error: BudgetTooSmallError, given: int | float | str, budget: int, share: float
+) -> BudgetTooSmallError:
+    """Return an error in the words of the user, who gave `given`, which are `budget` bytes.
+
+    If only a share of them is planned for, they were given as `max_memory_mb`.
+    """
+    smallest = error.smallest
+    if smallest is None:
+        return error
+    fact = str(error).partition(", got ")[0]
+    if share == 1:
+        meaning = "" if isinstance(given, int) else f", which is {format_bytes(budget)}"
+        return BudgetTooSmallError(
+            f"{fact}, got memory_budget={given!r}{meaning}; pass "
+            f"memory_budget={_like(given, smallest, budget)} or more, or a smaller input",
+            smallest=smallest,
+        )
     needed = math.ceil(smallest / share)
     while int(needed * share) < smallest:  # floats are rounded
         needed += 1
     return BudgetTooSmallError(
-        f"the pass needs at least {smallest} bytes ({format_bytes(smallest)}) and {share:.0%} of "
-        f"{budget} bytes ({format_bytes(budget)}) are planned for; give at least {needed} bytes "
-        f"({format_bytes(needed)}), or raise memory_threshold",
+        f"{fact}, got max_memory_mb={budget / 10**6:g}, of which memory_threshold={share:g} is "
+        f"planned for; pass max_memory_mb={_rounded_up(needed / 10**6)} or more, or a larger "
+        "memory_threshold",
         smallest=needed,
     )
+
+
+def _like(given: int | float | str, nbytes: int, budget: int) -> str:
+    """Write bytes as a budget was written: in bytes, as text, or as a fraction."""
+    if isinstance(given, str):
+        return f'"{math.ceil(nbytes / 1000)}KB"'
+    if isinstance(given, float) and budget and nbytes * given <= budget:
+        return _rounded_up(nbytes * given / budget)
+    return str(nbytes)
+
+
+def _rounded_up(number: float) -> str:
+    """Write a number with few digits, none smaller than it is."""
+    digits = max(0, 3 - math.ceil(math.log10(number)))
+    return f"{math.ceil(number * 10**digits * (1 + 1e-9)) / 10**digits:.{digits}f}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
-from ..sizes import format_bytes
+from ..sizes import format_bytes, shown
 
 __all__ = [
     "ByFunction",
@@ -27,6 +27,7 @@ __all__ = [
     "SaveNothing",
     "SaveOps",
     "as_policy",
+    "refuse_makers",
 ]
 
 Shape = tuple[int, ...]
@@ -49,6 +50,9 @@ class Candidate(NamedTuple):
     is_saved: bool = False  # whether autograd is saving it for backward
 
 
+_NONE: Any = None  # where a policy was called by hand, as if it made one
+
+
 class Policy:
     """Decides about one value at a time."""
 
@@ -66,7 +70,8 @@ def _keep(condition: bool) -> Decision:
 class SaveNothing(Policy):
     """Recompute everything: the default of `checkpoint`."""
 
-    def __call__(self, candidate: Candidate, /) -> Decision:
+    def __call__(self, candidate: Candidate = _NONE, /) -> Decision:
+        _refuse_call(self, candidate)
         return Decision.RECOMPUTE
 
     def __repr__(self) -> str:
@@ -77,7 +82,8 @@ class SaveNothing(Policy):
 class SaveEverything(Policy):
     """Keep everything that plain autograd saves."""
 
-    def __call__(self, candidate: Candidate, /) -> Decision:
+    def __call__(self, candidate: Candidate = _NONE, /) -> Decision:
+        _refuse_call(self, candidate)
         return _keep(candidate.is_saved)
 
     def __repr__(self) -> str:
@@ -104,7 +110,8 @@ class SaveOps(Policy):
     names: frozenset[str]
     label: str = field(default="", compare=False)
 
-    def __call__(self, candidate: Candidate, /) -> Decision:
+    def __call__(self, candidate: Candidate = _NONE, /) -> Decision:
+        _refuse_call(self, candidate)
         return _keep(candidate.op in self.names or _base_name(candidate.op) in self.names)
 
     def __repr__(self) -> str:
@@ -157,22 +164,45 @@ def as_policy(policy: Any) -> Policy:
     """
     if isinstance(policy, Policy):
         return policy
+    refuse_makers(policy)
     if not callable(policy) or isinstance(policy, type):
         raise TypeError(
-            "policy is one of remat.policies or a function (op_name, shapes, bytes, name) -> bool, "
-            f"got {policy!r}"
+            "policy must be one of remat.policies or a function (op_name, shapes, bytes, name) -> "
+            f"bool, got {shown(policy)}"
         )
     try:
         inspect.signature(policy).bind("op", (), 0, "name")
     except TypeError:
         raise TypeError(
-            f"a policy is called as policy(op_name, shapes, bytes, name), which {policy!r} does "
-            "not accept; a policy for torch's selective checkpointing takes (ctx, op, *args, "
-            "**kwargs)"
+            "policy must be a function of (op_name, shapes, bytes, name), which "
+            f"{shown(policy)} is not; a policy for torch's selective checkpointing takes (ctx, op, "
+            "*args, **kwargs)"
         ) from None
     except ValueError:  # a builtin without a signature
         pass
     return ByFunction(policy)
+
+
+_MAKERS = {"save_names": '"attn"', "save_ops": '"mm"', "save_below": '"1MB"', "either": "p, q"}
+
+
+def refuse_makers(policy: Any) -> None:
+    """Raise for `policies.save_names`, which was not called, so that it is no policy yet."""
+    name = getattr(policy, "__name__", "")
+    if name in _MAKERS and getattr(policy, "__module__", "") == "remat.policies":
+        raise TypeError(
+            f"policy must be what policies.{name} returns, got policies.{name} itself; call it: "
+            f"policies.{name}({_MAKERS[name]})"
+        )
+
+
+def _refuse_call(policy: Policy, candidate: object) -> None:
+    """Raise for `policies.save_matmuls()`: it is a policy, and a region calls it."""
+    if type(candidate) is not Candidate:
+        raise TypeError(
+            f"policies.{policy!r} is a policy, and no function that makes one; pass it without "
+            f"parentheses: policy=policies.{policy!r}"
+        )
 
 
 def _call(name: str, arguments: Iterable[Any]) -> str:

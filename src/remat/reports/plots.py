@@ -6,6 +6,7 @@ global state is touched, so it can be used beside whatever a program draws itsel
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from ..errors import UnsupportedError
 from ..schedules.actions import Action, Advance, Backward, Drop, Restore, Save, Tape, Tier
-from ..sizes import format_bytes
+from ..sizes import format_bytes, shown
 from .memory import MeasuredPass
 
 if TYPE_CHECKING:
@@ -46,9 +47,11 @@ def can_plot() -> bool:
 
 def check_plot_path(path: str | Path) -> Path:
     """Return where a picture goes, or say why it cannot: better now than after a long run."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must be text or a path, got {shown(path)}")
     path = Path(path)
     if path.suffix.lower() not in _FORMATS:
-        raise ValueError(f"a picture is a {', '.join(_FORMATS)} file, got {str(path)!r}")
+        raise ValueError(f"path must end in one of {', '.join(_FORMATS)}, got {str(path)!r}")
     if not path.parent.is_dir():
         raise ValueError(f"the folder of {str(path)!r} does not exist; create it first")
     return path
@@ -265,7 +268,7 @@ class _Tracer:
 def _figure(title: str) -> tuple[Figure, Axes]:
     if not can_plot():
         raise UnsupportedError(
-            'pictures need matplotlib, which is not installed; pip install "remat[plot]"'
+            "pictures need matplotlib, which is not installed; pip install matplotlib"
         )
     from matplotlib.figure import Figure  # noqa: PLC0415  (optional, and slow to load)
 

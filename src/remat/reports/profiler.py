@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from ..errors import RematError
 from ..observers import Observer, start_observing, stop_observing
@@ -21,8 +22,34 @@ __all__ = ["Profiler"]
 _NOTHING = "No checkpointed region was run while this profiler tracked."
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _OnClassToo(Generic[P, R]):
+    """A method that, called on the class, is that of one profiler that the class has for this."""
+
+    def __init__(self, method: Callable[Concatenate[Any, P], R]) -> None:
+        self._method = method
+        functools.update_wrapper(self, method)  # type: ignore[arg-type]
+
+    def __get__(self, instance: Profiler | None, owner: type[Profiler]) -> Callable[P, R]:
+        profiler = owner._of_the_class() if instance is None else instance
+        bound: Callable[P, R] = self._method.__get__(profiler, owner)
+        return bound
+
+
 class Profiler:
     """What `CheckpointProfiler` does, without knowing any engine."""
+
+    @classmethod
+    def _of_the_class(cls) -> Profiler:
+        """Return the profiler that methods called on the class belong to."""
+        if "_shared" not in cls.__dict__:
+            cls._shared = cls()
+        return cls._shared
+
+    _shared: Profiler
 
     def __init__(self) -> None:
         self._accounting = MemoryAccounting()
@@ -34,6 +61,7 @@ class Profiler:
         """Whether it is counting now."""
         return self._thread is not None
 
+    @_OnClassToo
     def start_tracking(self) -> None:
         """Count from now on, from zero."""
         if self.is_tracking:
@@ -49,6 +77,7 @@ class Profiler:
         """Have engines report what else is allocated; return what stops it."""
         return lambda: None
 
+    @_OnClassToo
     def stop_tracking(self) -> None:
         """Count no more; the numbers stay."""
         if not self.is_tracking:
@@ -78,6 +107,7 @@ class Profiler:
 
     # -- numbers ---------------------------------------------------------------------------------
 
+    @_OnClassToo
     def memory_saved(self) -> int:
         """Return by how many bytes the peak of what was held is below that of a plain pass.
 
@@ -87,22 +117,27 @@ class Profiler:
         """
         return self._accounting.memory_saved
 
+    @_OnClassToo
     def peak_bytes(self) -> int:
         """Return the peak of what was held, counted as `memory_saved` says."""
         return self._accounting.held_peak
 
+    @_OnClassToo
     def checkpoint_count(self) -> int:
         """Return how many checkpointed regions were run: calls, scopes, loops."""
         return sum(totals.runs for totals in self.regions)
 
+    @_OnClassToo
     def recompute_count(self) -> int:
         """Return how often a region, or a part of one, was computed again."""
         return sum(totals.recomputed for totals in self.regions)
 
+    @_OnClassToo
     def recompute_seconds(self) -> float:
         """Return the time that this took."""
         return sum(totals.seconds for totals in self.regions)
 
+    @_OnClassToo
     def rounding_error(self) -> float:
         """Return the largest absolute error of a checkpoint that a store has rounded."""
         return max((totals.error for totals in self.regions), default=0.0)
@@ -119,6 +154,7 @@ class Profiler:
 
     # -- for people ------------------------------------------------------------------------------
 
+    @_OnClassToo
     def report(self) -> str:
         """Return a table of all this, and what to make of it, as text."""
         regions = self.regions
@@ -151,6 +187,7 @@ class Profiler:
             notes.append(f"checkpoints were rounded, by at most {error:.3g}")
         return notes + advice(self.regions, plain, held)
 
+    @_OnClassToo
     def plot(self, path: str | Path) -> Path:
         """Draw what a plain pass would hold and what is held, over events; return the file.
 

@@ -7,17 +7,15 @@ import inspect
 from collections.abc import Callable, Iterable
 from numbers import Real
 from operator import index
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, SupportsIndex, TypeVar, cast
 
 from ..sizes import did_you_mean, shown
 
 __all__ = [
     "amount",
-    "function",
     "keep_whole",
     "one_of",
     "options_by_name",
-    "true_or_false",
     "whole_number",
 ]
 
@@ -53,16 +51,6 @@ def amount(value: float, name: str, what: str) -> float:
     return value
 
 
-def true_or_false(value: object, name: str) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {shown(value)}")
-
-
-def function(value: object, name: str, what: str = "a function") -> None:
-    if not callable(value):
-        raise TypeError(f"{name} must be {what}, got {shown(value)}")
-
-
 def one_of(value: object, name: str, choices: Iterable[str], *, other: str = "") -> None:
     """Check a text that says which one of a few; `other` says what else there is."""
     choices = list(choices)
@@ -85,12 +73,11 @@ def options_by_name(function: F) -> F:
             return function(*args, **kwargs)
         except TypeError as error:
             trace = error.__traceback__
-            called = trace is None or trace.tb_next is not None  # then it is not of this call
-            unknown = () if called else kwargs.keys() - inspect.signature(function).parameters
-            if not unknown or "Did you mean" in str(error):
-                raise
-            near = did_you_mean(next(iter(unknown)), inspect.signature(function).parameters)
-            error.args = (f"{error}{near}",)
+            is_of_this_call = trace is not None and trace.tb_next is None
+            if is_of_this_call and "Did you mean" not in str(error):
+                known = inspect.signature(function).parameters
+                unknown = [name for name in kwargs if name not in known]
+                error.args = (f"{error}{''.join(did_you_mean(name, known) for name in unknown)}",)
             raise
 
-    return call  # type: ignore[return-value]
+    return cast(F, call)

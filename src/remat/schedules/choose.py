@@ -10,10 +10,10 @@ from typing import Literal
 
 from ..errors import BudgetTooSmallError
 from ..html_table import html_table
-from ..sizes import counted, format_bytes, parse_bytes
+from ..sizes import counted, format_bytes, parse_bytes, shown
 from .actions import Schedule, Sizes
 from .blocks import Blocks, best_blocks
-from .check import amount, whole_number
+from .check import amount, options_by_name, whole_number
 from .mixed import Mixed
 from .multistage import Multistage
 from .revolve import Revolve
@@ -127,6 +127,7 @@ def default_checkpoints(steps: int) -> int:
     return isqrt(steps)
 
 
+@options_by_name
 def plan_loop(
     steps: int,
     *,
@@ -203,7 +204,7 @@ def _check_disk(disk: Disk | None) -> None:
     if disk is None:
         return
     if not isinstance(disk, Disk):
-        raise TypeError(f"disk is a remat.schedules.Disk, got {disk!r}")
+        raise TypeError(f"disk must be a remat.schedules.Disk, got {shown(disk)}")
     whole_number(disk.slots, "disk_slots")
     amount(disk.write_cost, "write_cost", "a number of forward steps")
     amount(disk.read_cost, "read_cost", "a number of forward steps")
@@ -220,7 +221,7 @@ def _read_sizes(
         raise ValueError("memory_bytes needs state_bytes: give the bytes of one state")
     state = 1 if state is None else parse_bytes(state, name="state_bytes")
     if state == 0:
-        raise ValueError("state_bytes is at least 1, got 0")
+        raise ValueError("state_bytes must be at least 1, got 0")
     taken = 0 if tape is None else parse_bytes(tape, name="tape_bytes")
     # A tape contains the step's output, so it cannot be smaller than a state.
     sizes = Sizes(state, max(taken, state), 0)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ..sizes import shown
 from .actions import Action, Advance, Backward, Save, Tape
 from .check import keep_whole, whole_number
 
@@ -30,11 +31,14 @@ class Given:
 
     def __post_init__(self) -> None:
         keep_whole(self, steps=0)
+        if not isinstance(self.positions, Iterable):
+            raise TypeError(f"positions must be whole numbers, got {shown(self.positions)}")
         positions = tuple(whole_number(p, "a position", least=1) for p in self.positions)
         for before, after in pairwise((*positions, self.steps)):
             if not before < after:
                 raise ValueError(
-                    f"positions rise and lie before the end, {self.steps}, got {list(positions)}"
+                    f"positions must rise and lie before the end, {self.steps}, got "
+                    f"{shown(positions)}"
                 )
         object.__setattr__(self, "positions", positions)
 

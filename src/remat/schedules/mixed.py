@@ -34,6 +34,7 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
+from ..sizes import shown
 from .actions import Action, Advance, Sizes, Tier
 from .check import keep_whole, whole_number
 from .revolve import advances, split
@@ -72,16 +73,19 @@ class Mixed:
         keep_whole(self, steps=0, room=0, recording_cost=0)
         if self.recording_cost * self.steps >= _NEVER:
             raise ValueError(
-                f"recording_cost is what a recording costs in evaluations, at most {_NEVER - 1:,} "
-                f"for all {self.steps:,} steps together, got {self.recording_cost:,} for each"
+                "recording_cost must be what a recording costs in evaluations, at most "
+                f"{_NEVER - 1:,} for all {self.steps:,} steps together, got "
+                f"{self.recording_cost:,} for each"
             )
+        if not isinstance(self.sizes, Sizes):
+            raise TypeError(f"sizes must be remat.schedules.Sizes, got {shown(self.sizes)}")
         state = whole_number(self.sizes.state, "sizes.state", least=1)
         tape = whole_number(self.sizes.tape, "sizes.tape", least=state)
         tape_input = whole_number(self.sizes.tape_input, "sizes.tape_input")
         object.__setattr__(self, "sizes", Sizes(state, tape, tape_input))
         if tape_input > state or tape_input >= tape:
             raise ValueError(
-                f"sizes.tape_input is a part of the tape and at most a state, got {self.sizes}"
+                f"sizes.tape_input must be a part of the tape and at most a state, got {self.sizes}"
             )
 
     @property

@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import Literal
 
+from ..sizes import shown
 from .actions import Backward, Save
-from .check import whole_number
+from .check import one_of, options_by_name, whole_number
 from .choose import default_checkpoints
 from .revolve import Revolve
 from .uniform import even_positions
@@ -19,6 +20,7 @@ __all__ = [
 ]
 
 
+@options_by_name
 def compute_checkpoint_positions(
     seq_length: int, num_checkpoints: int, schedule: Literal["uniform", "revolve"] = "uniform"
 ) -> list[int]:
@@ -37,8 +39,7 @@ def compute_checkpoint_positions(
     """
     steps = whole_number(seq_length, "seq_length")
     slots = whole_number(num_checkpoints, "num_checkpoints")
-    if schedule not in ("uniform", "revolve"):
-        raise ValueError(f'schedule is "uniform" or "revolve", got {schedule!r}')
+    one_of(schedule, "schedule", ["uniform", "revolve"])
     if slots >= steps - 1:
         return list(range(1, steps))
     if schedule == "uniform":
@@ -47,6 +48,7 @@ def compute_checkpoint_positions(
     return [action.step for action in ahead if isinstance(action, Save)]
 
 
+@options_by_name
 def get_memory_savings(
     seq_length: int, num_checkpoints: int | None = None
 ) -> dict[str, int | float]:
@@ -83,6 +85,7 @@ def get_memory_savings(
 estimate_checkpoint_savings = get_memory_savings
 
 
+@options_by_name
 def should_checkpoint(seq_length: int, threshold: float = 0.5) -> bool:
     """Return whether checkpointing saves at least the fraction `threshold` of the states.
 
@@ -93,9 +96,9 @@ def should_checkpoint(seq_length: int, threshold: float = 0.5) -> bool:
     """
     steps = whole_number(seq_length, "seq_length")
     if isinstance(threshold, bool) or not isinstance(threshold, int | float):
-        raise TypeError(f"threshold is a fraction between 0 and 1, got {threshold!r}")
+        raise TypeError(f"threshold must be a fraction between 0 and 1, got {shown(threshold)}")
     if not 0 <= threshold <= 1:
-        raise ValueError(f"threshold is a fraction between 0 and 1, got {threshold!r}")
+        raise ValueError(f"threshold must be a fraction between 0 and 1, got {threshold!r}")
     if steps < 2:
         return False  # one step needs its tape whatever is done
     return get_memory_savings(steps)["savings_percent"] >= 100 * threshold

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..sizes import did_you_mean, shown
 from .base import Arrays, Narrow, RoundingShelf, Shelf, Store
 from .disk import DiskStore
 from .memory import MemoryStore
@@ -21,24 +22,30 @@ __all__ = [
 ]
 
 
+_NAMES = "memory", "bfloat16", "float16", "disk"
+
+
 def find_store(store: str | Store) -> Store:
     """Read the argument `store`: a name, or a store.
 
     >>> find_store("bfloat16")
     ReducedPrecisionStore('bfloat16')
     """
-    match store:
+    match store if isinstance(store, str) else None:
         case "memory":
             return MemoryStore()
-        case "bfloat16" | "float16":
-            return ReducedPrecisionStore(store)
+        case "bfloat16" | "float16" as dtype:
+            return ReducedPrecisionStore(dtype)
         case "disk":
             return DiskStore()
-        case str():
-            raise ValueError(f'store is "memory", "bfloat16", "float16" or "disk", got {store!r}')
+        case str() as unknown:
+            near = did_you_mean(unknown, _NAMES)
+            raise ValueError(
+                f'store must be "memory", "bfloat16", "float16" or "disk", got {unknown!r}{near}'
+            )
     if isinstance(store, type) or not (hasattr(store, "open") and hasattr(store, "on_disk")):
         raise TypeError(
-            'store is "memory", "bfloat16", "float16", "disk", or an object such as '
-            f"MemoryStore(), ReducedPrecisionStore() or DiskStore(), got {store!r}"
+            'store must be "memory", "bfloat16", "float16", "disk", or an object such as '
+            f"MemoryStore(), ReducedPrecisionStore() or DiskStore(), got {shown(store)}"
         )
     return store

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from ..errors import StoreError
+from ..sizes import shown
 from .async_writer import Checkpoint, Writer
 from .base import Arrays, HeldCheckpoints
 from .files import check_space, write_file
@@ -43,8 +44,10 @@ class DiskStore:
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         if directory is not None and not isinstance(directory, str | os.PathLike):
-            raise TypeError(f"directory is a path or None, got {directory!r}")
+            raise TypeError(f"directory must be a path or None, got {shown(directory)}")
         self.directory = None if directory is None else os.fspath(directory)
+        if os.path.isfile(self.directory or ""):
+            raise ValueError(f"directory must be a directory, got the file {self.directory!r}")
 
     def open(self, arrays: Arrays) -> DiskShelf:
         """Return a shelf for one pass."""

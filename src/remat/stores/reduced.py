@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 from ..errors import StoreError
+from ..sizes import shown
 from .base import Arrays, HeldCheckpoints, Narrow, distinct
 
 __all__ = ["ReducedPrecisionShelf", "ReducedPrecisionStore", "overflow_error"]
@@ -30,7 +31,7 @@ class ReducedPrecisionStore:
 
     def __init__(self, dtype: Narrow = "bfloat16") -> None:
         if dtype not in _LARGEST:
-            raise ValueError(f'dtype is "bfloat16" or "float16", got {dtype!r}')
+            raise ValueError(f'dtype must be "bfloat16" or "float16", got {shown(dtype)}')
         self.dtype: Narrow = dtype
 
     def open(self, arrays: Arrays) -> ReducedPrecisionShelf:

@@ -137,7 +137,7 @@ def test_a_wrt_that_names_no_argument_is_refused(wrt) -> None:
 
 
 def test_what_is_not_callable_is_refused() -> None:
-    with pytest.raises(TypeError, match="f is a function"):
+    with pytest.raises(TypeError, match="f must be a function"):
         remat.grad(3.0)
 
 

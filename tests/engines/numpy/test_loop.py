@@ -800,7 +800,7 @@ def test_an_unknown_schedule(schedule) -> None:
 
 @pytest.mark.parametrize("func", [None, 3, "sin"])
 def test_a_step_that_is_no_function(func) -> None:
-    with pytest.raises(TypeError, match="func is a function"):
+    with pytest.raises(TypeError, match="func must be a function"):
         remat.checkpointed_loop(func, X, 10)
 
 

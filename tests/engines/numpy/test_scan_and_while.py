@@ -320,7 +320,7 @@ def test_bad_arguments_of_a_while_loop(arguments, error, match) -> None:
 @pytest.mark.parametrize("which", ["cond", "func"])
 def test_a_while_loop_wants_functions(which) -> None:
     functions = {"cond": lambda x: False, "func": np.sin, which: 3}
-    with pytest.raises(TypeError, match=f"{which} is a function"):
+    with pytest.raises(TypeError, match=f"{which} must be a function"):
         remat.checkpointed_while(functions["cond"], functions["func"], S, 3)
 
 

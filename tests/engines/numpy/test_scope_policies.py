@@ -92,7 +92,7 @@ def test_a_bad_policy_is_refused() -> None:
     def f(x: Any) -> Any:
         return np.sum(remat.checkpoint(layer, x, policy=3))
 
-    with pytest.raises(TypeError, match="policy is one of"):
+    with pytest.raises(TypeError, match="policy must be one of"):
         remat.grad(f)(X)
 
 

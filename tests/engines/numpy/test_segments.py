@@ -122,7 +122,7 @@ def test_reentrant_is_refused(how) -> None:
 
 @pytest.mark.parametrize("fn", [3, "sin", X])
 def test_what_is_no_function_is_refused(fn) -> None:
-    with pytest.raises(TypeError, match="fn is a function"):
+    with pytest.raises(TypeError, match="fn must be a function"):
         remat.checkpoint(fn, X)
 
 

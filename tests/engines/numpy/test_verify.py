@@ -287,7 +287,7 @@ def test_an_array_of_counts_is_left_as_after_one_call() -> None:
 
 @pytest.mark.parametrize("fn", [3, X, "sin", None])
 def test_what_is_no_function_is_refused(fn) -> None:
-    with pytest.raises(TypeError, match="fn is a function"):
+    with pytest.raises(TypeError, match="fn must be a function"):
         remat.verify(fn, X)
 
 

@@ -257,8 +257,8 @@ def test_all_that_registered_scopes_hold_is_dropped() -> None:
     ("options", "error", "says"),
     [
         ({"max_memory_mb": 1, "memory_budget": 1}, ValueError, "not both"),
-        ({"max_memory_mb": 0}, ValueError, "max_memory_mb is a positive number, got 0"),
-        ({"max_memory_mb": "1"}, ValueError, "max_memory_mb is a positive number"),
+        ({"max_memory_mb": 0}, ValueError, "max_memory_mb must be a positive number, got 0"),
+        ({"max_memory_mb": "1"}, ValueError, "max_memory_mb must be a positive number"),
         ({"memory_budget": "lots"}, ValueError, "memory_budget is a number with a unit"),
         ({"memory_budget": 1.5}, ValueError, "fraction"),
         ({"memory_budget": 0}, ValueError, "memory_budget is 0"),

@@ -376,5 +376,7 @@ def test_sequential_saves_memory() -> None:
 
 
 def test_a_single_module_is_no_chain() -> None:
-    with pytest.raises(TypeError, match=r"functions is a list or an nn\.Sequential, got Linear"):
+    with pytest.raises(
+        TypeError, match=r"functions must be a list or an nn\.Sequential, got Linear"
+    ):
         remat.checkpoint_sequential(nn.Linear(4, 4), x_of())

@@ -379,7 +379,7 @@ def test_an_inner_region_that_begins_first() -> None:
         (lambda x: remat.checkpoint_segment(lambda xs: xs, x), TypeError, "inputs"),
         (lambda x: remat.mark_checkpoint(3), TypeError, "int"),
         (lambda x: remat.CheckpointScope(3), TypeError, "name"),
-        (lambda x: remat.checkpoint(x, x), TypeError, "fn is a function"),
+        (lambda x: remat.checkpoint(x, x), TypeError, "fn must be a function"),
         (lambda x: remat.adaptive_checkpoint(torch.sin, x, threshold=-1), ValueError, "threshold"),
     ],
 )

@@ -133,7 +133,7 @@ def test_a_name_outside_of_a_region_changes_nothing() -> None:
 
 @pytest.mark.parametrize("name", [None, "", 3])
 def test_a_name_is_text(name) -> None:
-    with pytest.raises(TypeError, match="name is text"):
+    with pytest.raises(TypeError, match="name must be text"):
         remat.name(torch.ones(3), name)
 
 
@@ -182,11 +182,11 @@ def test_offloading_is_said_to_be_unsupported_and_keeps() -> None:
         ({"policy": [aten.addmm]}, TypeError, r"write aten.addmm.default"),
         ({"policy": lambda ctx, *args: "keep"}, TypeError, "a CheckpointPolicy or a bool"),
         ({"policy": policies.save_matmuls, "context_fn": list}, ValueError, "not both"),
-        ({"context_fn": 3}, TypeError, "context_fn is a function"),
+        ({"context_fn": 3}, TypeError, "context_fn must be a function"),
         ({"determinism_check": "strict"}, ValueError, "determinism_check"),
-        ({"debug": "yes"}, TypeError, "debug is True or False"),
-        ({"early_stop": 1}, TypeError, "early_stop is True or False"),
-        ({"preserve_rng_state": "no"}, TypeError, "preserve_rng_state is True or False"),
+        ({"debug": "yes"}, TypeError, "debug must be True or False"),
+        ({"early_stop": 1}, TypeError, "early_stop must be True or False"),
+        ({"preserve_rng_state": "no"}, TypeError, "preserve_rng_state must be True or False"),
     ],
 )
 def test_bad_options_are_named(options, error, message) -> None:

@@ -14,7 +14,7 @@ from ... import trees
 from ...errors import BudgetTooSmallError, UnsupportedError
 from ...plans import PassRecord, Plan, Trace
 from ...plans.following import Planned, needed_keeps
-from ...plans.planner import Planner, Plans, too_small_share
+from ...plans.planner import Planner, Plans, too_small
 from ...random_states import RandomStates, default_sources
 from ...sizes import parse_budget
 from .recording.planned import PlannedRegion
@@ -140,9 +140,7 @@ class Budget:
         try:
             return plans.plan(int(budget * self._share))
         except BudgetTooSmallError as error:
-            if error.smallest is None or self._share == 1:
-                raise
-            raise too_small_share(error.smallest, self._share, budget) from None
+            raise too_small(error, self._budget, budget, self._share) from None
 
     def _bytes(self, trace: Trace) -> int:
         return parse_budget(self._budget, whole=trace.plain_peak)

@@ -11,6 +11,7 @@ import numpy as np
 from autograd.core import vspace
 
 from ... import trees
+from ...sizes import shown
 from .budget import record_within
 from .captures import refuse_traced_inside
 from .nodes import cast, shape_and_dtype
@@ -38,7 +39,7 @@ def value_and_grad(
         if not any(map(is_differentiable, leaves)):
             raise TypeError(
                 f"argument {i} holds no floating-point number to differentiate with respect to, "
-                f"got {args[i]!r}"
+                f"got {shown(args[i])}"
             )
     structures: list[trees.Structure] = []
 

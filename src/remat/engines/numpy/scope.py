@@ -12,6 +12,7 @@ from ...errors import RematError, UnsupportedError
 from ...loops import is_inside_a_region
 from ...observers import warn_once
 from ...plans.policy import Policy, as_policy
+from ...sizes import shown
 from ..region_access import RegionAccess
 from .nodes import Node
 from .recording.records import Value
@@ -98,7 +99,7 @@ def mark(array: Any) -> Any:
     """Hold this array; what follows is recomputed from here."""
     if not isbox(array):
         if not isinstance(array, np.ndarray | np.generic | float | complex | int):
-            raise TypeError(f"mark_checkpoint takes an array, got {type(array).__name__}")
+            raise TypeError(f"mark_checkpoint must be given an array, got {shown(array)}")
         _remember(array)
         return array
     node = array._node

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from ...errors import UnsupportedError
+from ...sizes import did_you_mean, shown
 
 __all__ = ["choose_layers", "describe_layers"]
 
@@ -39,7 +40,9 @@ def _select(model: nn.Module, layers: Any) -> Layers:
     """Return what any of the given classes, names, patterns and predicates chooses."""
     choices = list(layers) if isinstance(layers, list | tuple | set | frozenset) else [layers]
     if not choices:
-        raise ValueError("layers is empty; name classes or paths, or pass None to find the blocks")
+        raise ValueError(
+            "layers must not be empty; name classes or paths, or pass None to find the blocks"
+        )
     wanted: set[int] = set()
     for choice in choices:
         wanted.update(map(id, _matching(model, choice)))
@@ -65,7 +68,8 @@ def _matching(model: nn.Module, choice: Any) -> list[nn.Module]:
     test, kind = _test_for(choice)
     found = [(path, module) for path, module in model.named_modules() if test(path, module)]
     if not found:
-        raise ValueError(f"layers: no module of the model {kind}; {_hint(model)}")
+        near = did_you_mean(choice, {type(module).__name__ for module in model.modules()})
+        raise ValueError(f"layers: no module of the model {kind}; {_hint(model)}{near}")
     for path, module in found:
         if isinstance(module, _NEVER_CALLED):
             raise ValueError(
@@ -90,8 +94,8 @@ def _test_for(choice: Any) -> tuple[Callable[[str, nn.Module], bool], str]:
     if callable(choice):
         return lambda _, module: bool(choice(module)), f"is chosen by {_name(choice)}"
     raise TypeError(
-        "layers is a class, a class name, a path pattern such as 'model.layers.*', a function of "
-        f"a module, or a list of these; got {choice!r}"
+        "layers must be a class, a class name, a path pattern such as 'model.layers.*', a function "
+        f"of a module, or a list of these, got {shown(choice)}"
     )
 
 

@@ -13,6 +13,7 @@ from ...errors import UnsupportedError
 from ...observers import observers, warn_once
 from ...plans.policy import Policy
 from ...segments import SegmentOptions
+from ...sizes import shown
 from .backend import are_functorch_transforms_active, is_traced_by_make_fx, never_compiled
 from .diagnostics.accounting import Accounting, name_of
 from .memory.records import Value
@@ -188,7 +189,7 @@ def checkpoint_tensor(tensor: Tensor, threshold: int | None) -> Tensor:
 def mark(tensor: Tensor) -> Tensor:
     """Keep this tensor; what follows is recomputed from it."""
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"mark_checkpoint takes a tensor, got {type(tensor).__name__}")
+        raise TypeError(f"mark_checkpoint must be given a tensor, got {shown(tensor)}")
     _marked[tensor] = True
     recorder = recorder_of_this_thread()
     if recorder.opened:

@@ -13,6 +13,7 @@ from ...errors import UnsupportedError
 from ...observers import warn_once
 from ...plans.policy import Decision, Policy, SaveNothing, as_policy
 from ...segments import ContextPolicy
+from ...sizes import shown
 from ..compiling import is_selective_policy
 from .backend import HigherOrderOperator, OpOverload, OpOverloadPacket
 from .retention import CallPolicy
@@ -42,7 +43,7 @@ class SelectivePolicy(CallPolicy):
             warn_once(answer, f"{answer} is not supported yet; the tensor is kept in memory")
             return Decision.KEEP
         raise TypeError(
-            f"a policy for selective checkpointing returns a CheckpointPolicy or a bool, got "
+            f"a policy for selective checkpointing must return a CheckpointPolicy or a bool, got "
             f"{answer!r} for {func}"
         )
 
@@ -95,4 +96,8 @@ def _check_overloads(ops: Any) -> None:
     for op in ops:
         if not isinstance(op, (OpOverload, HigherOrderOperator)):
             remedy = f"; write {op}.default" if isinstance(op, OpOverloadPacket) else ""
-            raise TypeError(f"a list of ops as policy must contain overloads, got {op!r}{remedy}")
+            if isinstance(op, str):
+                remedy = f"; write policies.save_ops({op!r})"
+            raise TypeError(
+                f"a list of ops as policy must contain overloads, got {shown(op)}{remedy}"
+            )

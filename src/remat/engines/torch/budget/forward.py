@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .... import trees
 from ....errors import UnsupportedError
 from ....plans.planner import Planner
+from ....sizes import shown
 from ..backend import never_compiled
 from .manager import Budget, run_within
 
@@ -66,7 +67,7 @@ def set_budget(
 ) -> nn.Module:
     """Let the forward pass of a module keep to a budget; None takes that back."""
     if not isinstance(module, nn.Module):
-        raise TypeError(f"model is a torch.nn.Module, got {type(module).__name__}")
+        raise TypeError(f"model must be a torch.nn.Module, got {shown(module)}")
     if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
         raise UnsupportedError(
             f"a budget is for the model inside of {type(module).__name__}: call "

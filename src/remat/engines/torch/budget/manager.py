@@ -17,7 +17,7 @@ from ....errors import BudgetTooSmallError, UnsupportedError
 from ....observers import warn_once
 from ....plans import PassRecord, Plan, Trace
 from ....plans.following import Follower, Planned
-from ....plans.planner import Planner, too_small_share
+from ....plans.planner import Planner, too_small
 from ....sizes import format_bytes, parse_budget
 from ..memory.uncounted_writes import on_optimizer_step
 from ..modes import changing_mode, why_it_counts
@@ -262,10 +262,7 @@ class Budget:
         return int(self._bytes(whole) * self._share)
 
     def _too_small(self, error: BudgetTooSmallError, budget: int) -> BudgetTooSmallError:
-        smallest = error.smallest
-        if smallest is None or self._share == 1:
-            return error
-        return too_small_share(smallest, self._share, budget)
+        return too_small(error, self._budget, budget, self._share)
 
     def _ran_again(self, planned: Planned, ended: BudgetedPass) -> None:
         if planned not in self.planned:
