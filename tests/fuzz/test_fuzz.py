@@ -28,7 +28,7 @@ def test_random_programs_give_the_bits_of_plain_autograd(batch):
     assert tally.verdicts["refused"] <= 1, tally.verdicts
 
 
-@pytest.mark.parametrize("batch", range(3))
+@pytest.mark.parametrize("batch", range(5))
 def test_random_programs_give_the_bits_of_plain_autograd_whatever_the_plan(batch):
     tally = run.Tally()
     seeds = range(batch * SIZE, (batch + 1) * SIZE)

