@@ -23,6 +23,29 @@ settings.register_profile(
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 
+@pytest.fixture(autouse=True)
+def quick_plans(monkeypatch):
+    """Search for plans only briefly: how good they are is tested in tests/plans."""
+    monkeypatch.setattr(graph, "_TINY_WORK", 5_000)
+    monkeypatch.setattr(graph, "_SMALL_RELIEF_WORK", 5_000)
+    monkeypatch.setattr(graph, "_RELIEF_WORK", 5_000)
+    monkeypatch.setattr(graph, "_SEARCHED_WORK", 5_000)
+
+
+@pytest.fixture
+def interruptible():
+    """Let SIGINT interrupt this process and those that it starts, for a test.
+
+    A run that was started with `nohup` or `&` ignores it, and what it starts inherits that. A
+    handler is not inherited: a new process begins with the default.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+# -- what `make test` runs, and `make test-all` ----------------------------------------------------
+
 MATRIX, SHARE = 48, 8  # of a test with more parameter sets than 48, one in 8 is run
 
 
@@ -34,6 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("all" if config.getoption("--all") else "sample")
+    config.addinivalue_line("markers", "slow: left to `pytest --all`, or run by its node id")
     config.pluginmanager.register(_Collector())
 
 
@@ -99,24 +123,3 @@ class _Collector:
             gc.freeze()
             self.modules = len(sys.modules)
         self.tests += 1
-
-
-@pytest.fixture(autouse=True)
-def quick_plans(monkeypatch):
-    """Search for plans only briefly: how good they are is tested in tests/plans."""
-    monkeypatch.setattr(graph, "_TINY_WORK", 5_000)
-    monkeypatch.setattr(graph, "_SMALL_RELIEF_WORK", 5_000)
-    monkeypatch.setattr(graph, "_RELIEF_WORK", 5_000)
-    monkeypatch.setattr(graph, "_SEARCHED_WORK", 5_000)
-
-
-@pytest.fixture
-def interruptible():
-    """Let SIGINT interrupt this process and those that it starts, for a test.
-
-    A run that was started with `nohup` or `&` ignores it, and what it starts inherits that. A
-    handler is not inherited: a new process begins with the default.
-    """
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)

@@ -166,7 +166,7 @@ RUNS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     ops=st.lists(st.sampled_from(OPS), min_size=1, max_size=5),
     kind=st.sampled_from("lsu"),
