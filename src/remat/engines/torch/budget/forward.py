@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -34,6 +35,11 @@ class BudgetedForward:
         self._plain: set[Any] = set()  # calls for which nothing has to be recomputed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_exporting():
+            return self.__wrapped__(*args, **kwargs)  # an exported graph has no backward to plan
+        return self._within_budget(args, kwargs)
+
+    def _within_budget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         budget = self.budget
         key = _modes(self.__wrapped__), _shapes(args, kwargs)
         if key in self._plain or not budget.can_begin():
@@ -42,6 +48,11 @@ class BudgetedForward:
         if budget.planned and budget.planned[0].is_settled:
             self._plain.add(key)
         return result
+
+    @property
+    def __code__(self) -> CodeType:  # torch.export reads it
+        code: CodeType = self.__wrapped__.__code__
+        return code
 
     def __reduce__(self) -> Any:
         return BudgetedForward, (self.__wrapped__, self.budget)
@@ -108,4 +119,4 @@ def _shapes(args: Any, kwargs: Any) -> Any:
     )
 
 
-never_compiled(BudgetedForward.__call__)
+never_compiled(BudgetedForward._within_budget)
