@@ -11,7 +11,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 # As many workers as there are cores; whoever is done takes tests from the others.
 PYTEST := $(BIN)/pytest --numprocesses=auto --dist=worksteal
 
-.PHONY: demo test test-all test-integrations lint types imports tests fuzz bench clean
+.PHONY: demo test test-all test-integrations test-lowest test-newest lint types imports tests fuzz bench clean
 
 demo: $(VENV)/.demo                ## differentiate a long simulation in a few percent of the memory
 	$(BIN)/remat demo
@@ -40,6 +40,15 @@ tests: $(VENV)/.test
 test-integrations: $(VENV)/.integrations  ## several processes; Transformers, Diffusers, PEFT, Accelerate, Lightning
 	$(PYTEST) --all tests/integrations tests/distributed
 
+# Both may be given paths: make test-lowest TESTS=tests/engines/numpy
+TESTS := tests --ignore=tests/integrations --ignore=tests/distributed --ignore=tests/typing
+test-lowest: .venv-lowest/.done    ## the tests with the lowest versions that pyproject.toml admits
+	.venv-lowest/bin/pytest --numprocesses=auto --dist=worksteal $(TESTS)
+
+TORCH_TESTS := tests/engines/torch tests/api tests/loops tests/fuzz tests/source
+test-newest: .venv-newest/.done    ## the tests of the PyTorch engine with the newest PyTorch
+	.venv-newest/bin/pytest --numprocesses=auto --dist=worksteal $(TORCH_TESTS)
+
 N ?= 1000
 fuzz: $(VENV)/.test                ## N random programs against plain autograd: make fuzz N=10000 SEED=7
 	$(BIN)/python -m tests.fuzz.run --count $(N) $(if $(SEED),--seed $(SEED))
@@ -48,7 +57,7 @@ bench: $(VENV)/.bench              ## all figures, written to benchmarks/results
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-lowest .venv-newest .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -59,6 +68,11 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --editable '.[dev,plot,torch]'
+	touch $@
+
+.venv-%/.done: pyproject.toml constraints.txt tests/environment.py
+	rm -rf $(@D)
+	$(PYTHON) -m tests.environment $* $(@D)
 	touch $@
 
 $(VENV)/.bench: $(BIN)/python pyproject.toml constraints.txt

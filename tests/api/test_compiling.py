@@ -75,3 +75,50 @@ def test_the_graph_says_that_this_is_to_be_recomputed(form) -> None:
     torch.compile(form, fullgraph=True, backend=backend)(torch.randn(3, 4, requires_grad=True))
     targets = [str(node.target) for graph in graphs for node in graph.graph.nodes]
     assert any("checkpoint" in target for target in targets)
+
+
+# -- models ----------------------------------------------------------------------------------------
+
+
+def net():
+    torch.manual_seed(1)
+    layers = [(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4)) for _ in range(3)]
+    return torch.nn.Sequential(*[torch.nn.Sequential(*parts) for parts in layers])
+
+
+def after_eager_steps(model, x):
+    """Train a model for two steps. The optimizer loads the compiler, which the second one meets."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        model(x).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_with_checkpointed_layers_compiles_whole_after_eager_steps() -> None:
+    x = torch.randn(3, 4)
+    plain, model = (after_eager_steps(m, x) for m in (net(), remat.apply(net())))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for each in (compiled, model, compiled):  # and eagerly in between
+        for one in (plain, model):
+            one.zero_grad()
+        plain(x).square().sum().backward()
+        each(x).square().sum().backward()
+        for p, q in zip(plain.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("how", "strict"), [("layers", False), ("budget", False), ("both", True)])
+def test_a_model_is_exported(how, strict) -> None:
+    x = torch.randn(3, 4)
+    model = net()
+    if how != "budget":
+        remat.apply(model)
+    if how != "layers":
+        remat.auto_checkpoint(model, memory_budget="1MB")
+    after_eager_steps(model, x)
+    exported = torch.export.export(model, (x,), strict=strict).module()
+    assert torch.equal(exported(x), model(x))

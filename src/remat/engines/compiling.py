@@ -51,8 +51,15 @@ def compiled_segment(
     kwargs: dict[str, Any],
     options: SegmentOptions,
 ) -> Any:
-    """Mark a segment in the graph: the compiler recomputes what torch's own checkpoint marks."""
-    from torch.utils.checkpoint import checkpoint  # noqa: PLC0415  (only if torch is there)
+    """Mark a segment in the graph: the compiler recomputes what torch's own checkpoint marks.
+
+    torch.export cannot export such a mark, and has no use for it.
+    """
+    import torch  # noqa: PLC0415  (it is there)
+    from torch.utils.checkpoint import checkpoint  # noqa: PLC0415
+
+    if torch.compiler.is_exporting():
+        return function(*args, **kwargs)
 
     policy = options.policy
     if policy is None or isinstance(policy, SaveNothing):

@@ -168,7 +168,10 @@ def test_the_compiler_recomputes_a_segment() -> None:
     [
         ("inside", "CheckpointScope does not work inside of torch.compile"),
         # Before PyTorch 2.15 the compiler is first.
-        ("outside", "does not (know how to enter a `CheckpointScope`|work inside of torch.compile)"),
+        (
+            "outside",
+            "does not (know how to enter a `CheckpointScope`|work inside of torch.compile)",
+        ),
     ],
 )
 def test_a_scope_inside_of_compiled_code_is_refused(made, says) -> None:

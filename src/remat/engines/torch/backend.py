@@ -1,4 +1,4 @@
-"""Every private name of PyTorch that remat uses, and what it is for. Checked with 2.13 to 2.15.
+"""Every private name of PyTorch that remat uses, and what it is for. Checked with 2.12 to 2.15.
 
 For a new version of PyTorch this is the one file to check. A name that is missing there does not
 prevent the import: what needs it raises an error that names it. What can be asked for by behaviour
@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
 from operator import attrgetter
+from pkgutil import walk_packages
 from typing import Any, NoReturn
 
 import torch
@@ -81,7 +82,7 @@ __all__ = [
 
 Guard = AbstractContextManager[None]
 
-LOWEST = (2, 10)  # as in pyproject.toml
+LOWEST = (2, 12)  # as in pyproject.toml
 if torch.__version__ < LOWEST:
     raise UnsupportedError(
         f"remat needs PyTorch {'.'.join(map(str, LOWEST))} or newer; this is {torch.__version__}. "
@@ -444,8 +445,13 @@ def keep_compiler_out() -> None:
     rules = sys.modules.get("torch._dynamo.trace_rules")
     if rules is not None and not _skipped:
         _skipped.append(rules)
-        rules.add(__package__)
+        for module in walk_packages(sys.modules[__package__].__path__, f"{__package__}."):
+            if not module.ispkg and module.name not in _COMPILED:
+                rules.add(module.name)
 
+
+# What stands in front of the forward of a module: it hands over to what the compiler knows.
+_COMPILED = {f"{__package__}.modules", f"{__package__}.budget.forward"}
 
 _skipped: list[Any] = []
 

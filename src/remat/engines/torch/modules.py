@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 from torch import nn
@@ -82,6 +83,11 @@ class CheckpointedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(self.__wrapped__, args, kwargs)
+
+    @property
+    def __code__(self) -> CodeType:  # torch.export reads it
+        code: CodeType = self.__wrapped__.__code__
+        return code
 
     def __reduce__(self) -> Any:
         return CheckpointedForward, (self.__wrapped__, self.run)

@@ -230,7 +230,7 @@ def drop(value: Value) -> None:
         holder.drop()
 
 
-def save_before_write(value: Value, target: Geometry | None, *, is_needed: bool) -> None:
+def save_before_write(value: Value, target: Geometry | None) -> None:
     """Copy what is about to be overwritten of a value that cannot be recomputed.
 
     A value that can be recomputed is dropped. Its version counter would not always show the write:
@@ -241,7 +241,7 @@ def save_before_write(value: Value, target: Geometry | None, *, is_needed: bool)
     held = value.held
     if held is None or held.is_copy:
         return
-    if value.op is not None or not is_needed:
+    if value.op is not None:
         value.held = None
     elif version_of(held.tensor) == held.version:  # otherwise it is stale already
         if value.origin.is_external and target is not None and is_plain(held.tensor):

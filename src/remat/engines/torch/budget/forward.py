@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -36,6 +37,11 @@ class BudgetedForward:
         self._plain: set[Any] = set()  # calls for which nothing has to be recomputed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_exporting():
+            return self.__wrapped__(*args, **kwargs)  # an exported graph has no backward to plan
+        return self._within_budget(args, kwargs)
+
+    def _within_budget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         budget = self.budget
         if not budget.can_begin():
             return self.__wrapped__(*args, **kwargs)
@@ -54,6 +60,11 @@ class BudgetedForward:
         if len(self._plain) > _MANY:
             self._plain.clear()
         return result
+
+    @property
+    def __code__(self) -> CodeType:  # torch.export reads it
+        code: CodeType = self.__wrapped__.__code__
+        return code
 
     def __reduce__(self) -> Any:
         return BudgetedForward, (self.__wrapped__, self.budget)
@@ -126,4 +137,4 @@ def _gradients(args: Any, kwargs: Any) -> Any:
     return tuple(leaf.requires_grad for leaf in leaves if isinstance(leaf, Tensor))
 
 
-never_compiled(BudgetedForward.__call__)
+never_compiled(BudgetedForward._within_budget)

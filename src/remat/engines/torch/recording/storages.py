@@ -320,22 +320,6 @@ class StorageTable:
 
     # -- values that are no longer needed ----------------------------------------------------------
 
-    def is_needed(self, value: Value, references: int) -> bool:
-        """Return whether a value is referenced by more than this table and the caller.
-
-        `references` is its sys.getrefcount in the caller.
-        """
-        own = sum(1 for known in (self._entry(value), self._parameter(value)) if known is value)
-        return references > _LOCALS + own
-
-    def _entry(self, value: Value) -> Value | None:
-        if value.origin is Origin.PARAMETER and value.held is not None:
-            return self.values.get(value.held.storage._cdata)
-        return self.values.get(value.note)
-
-    def _parameter(self, value: Value) -> Value | None:
-        return None if value.held is None else self.parameters.get(id(value.held.tensor))
-
     def _count_when_freed(self, value: Value, tensor: Tensor, storage: Any) -> None:
         """Count the bytes of a held value as dead once its tensor is freed."""
         nbytes = storage.nbytes()
@@ -420,16 +404,30 @@ def no_tensor() -> None:
     """Replace a weak reference to a tensor that is freed or must not be used."""
 
 
-def _references() -> int:
-    """Return the getrefcount of an object in one dict and one local variable."""
+# What sys.getrefcount says differs between versions of Python: from 3.14 on, an argument that is a
+# local variable does not count twice. So it is asked here, in the same way as above.
+
+
+def _in_a_dict_and_a_variable() -> int:
     table = {0: object()}
     thing = table[0]
     return sys.getrefcount(thing)
 
 
-_ONLY_HERE = _references()
-_ONLY_HELD = _ONLY_HERE - 1  # one attribute, no local variable
-_LOCALS = _ONLY_HERE - 1  # one local variable
+def _in_an_attribute() -> int:
+    holder = _Holder()
+    return sys.getrefcount(holder.thing)
+
+
+class _Holder:
+    __slots__ = ("thing",)
+
+    def __init__(self) -> None:
+        self.thing = object()
+
+
+_ONLY_HERE = _in_a_dict_and_a_variable()
+_ONLY_HELD = _in_an_attribute()
 _LISTS = (list, tuple)
 _MANY = 2000  # values, before dead ones are removed
 _MUCH = 4 << 20  # bytes, before dead values are removed

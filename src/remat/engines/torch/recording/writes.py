@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -59,7 +58,7 @@ class WriteTracker:
         self._initialize(traits, tensor)
         if not alone:
             table.operand(tensor)  # a replay reads it
-        followers = self._save(tensor, alone=alone)
+        followers = self._save(tensor)
         operand = table.operand(tensor)
         value = operand if type(operand) is Value else operand.value
         if traits.uncounted and value.held is not None and not value.held.is_copy:
@@ -74,10 +73,9 @@ class WriteTracker:
             else:
                 self._table.operand(tensor)  # it is read, so it is held
 
-    def _save(self, tensor: Tensor, *, alone: bool) -> list[ref[Value]]:
+    def _save(self, tensor: Tensor) -> list[ref[Value]]:
         """Copy what is needed of all values over a tensor's storage; return those still held."""
         table = self._table
-        # Weak references: strong ones would count in `is_needed`.
         family = [ref(value) for value in table.current(tensor).family()]
         target = geometry_of(tensor) if is_plain(tensor) else None
         followers = []
@@ -85,10 +83,9 @@ class WriteTracker:
             value = reference()
             if value is None:
                 continue
-            is_needed = not alone or table.is_needed(value, sys.getrefcount(value))
             if value.geometry is None or target is None or may_overlap(value.geometry, target):
                 table.overwritten(value)
-            save_before_write(value, target, is_needed=is_needed)
+            save_before_write(value, target)
             if value.held is not None and value.op is None and not value.held.is_copy:
                 followers.append(reference)
         return followers
@@ -120,7 +117,7 @@ class WriteTracker:
         """Copy what a write outside of the dispatcher overwrites; it is an external input then."""
         if is_plain(tensor):
             self._table.seen(tensor)
-            self._save(tensor, alone=False)
+            self._save(tensor)
             self._table.forget(tensor.untyped_storage())
 
     # -- other storages over the same memory -------------------------------------------------------
