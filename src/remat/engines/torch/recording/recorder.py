@@ -279,7 +279,7 @@ class Recorder(TorchDispatchMode):
         Values that it overwrites may be needed, so writes are tracked.
         """
         if not traits.may_write or traits.reshapes_in_place:
-            out = traits.call(*args, **kwargs)
+            out = call_in_mode(traits, partial(traits.call, *args, **kwargs))
             if self.region.observer is not None and traits.makes_memory:
                 self.region.observer.ran_in_backward(out)
             return out
