@@ -208,6 +208,8 @@ def right_or_error() -> str:
 
 
 class Disturbed:
+        device = torch.device("cpu")
+
     """A generator from which another thread draws whenever its state is read."""
 
     def __init__(self, times: int) -> None:
