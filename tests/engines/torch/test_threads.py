@@ -208,9 +208,9 @@ def right_or_error() -> str:
 
 
 class Disturbed:
-        device = torch.device("cpu")
-
     """A generator from which another thread draws whenever its state is read."""
+
+    device = torch.device("cpu")
 
     def __init__(self, times: int) -> None:
         self.generator = torch.Generator()
