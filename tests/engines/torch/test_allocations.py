@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -234,3 +235,22 @@ def test_writes_to_lists_of_views_are_counted_as_without_a_profiler() -> None:
     with remat.CheckpointProfiler():
         found = gradient()
     assert torch.equal(found, gradient())
+
+
+@pytest.mark.parametrize("around", [remat.CheckpointProfiler, lambda: remat.CheckpointScope("s")])
+def test_tensors_of_zeros_that_have_no_memory(around) -> None:
+    """Autograd makes them in double backward."""
+    shared = torch.from_numpy(np.ones(5, dtype=np.float32))
+
+    def second_derivative() -> torch.Tensor:
+        x = torch.linspace(-1.0, 1.0, 5).requires_grad_()
+        (first,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+        zeros = torch._efficientzerotensor((5,))
+        shared.mul_(1.0)
+        (second,) = torch.autograd.grad((first * (zeros + x) * shared).sum(), x)
+        return second
+
+    expected = second_derivative()
+    with around():
+        found = second_derivative()
+    assert torch.equal(found, expected)

@@ -180,3 +180,55 @@ def test_a_loop_in_a_region_under_a_mode_sees_the_mode(api) -> None:
 
     _, calls = APIS[api](f, torch.randn(3, requires_grad=True))
     assert calls == 3
+
+
+class Nothing(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def of_masked_fill() -> list[torch.Tensor]:
+    x = torch.linspace(-1.0, 1.0, 64 * 257).view(64, 257)
+    value = torch.tensor(0.5, requires_grad=True)
+    return list(torch.autograd.grad((x.masked_fill(x.sin() > 0.1, value) * x.cos()).sum(), value))
+
+
+def of_prod() -> list[torch.Tensor]:
+    x = torch.linspace(-1.5, 1.7, 64 * 7).view(64, 7).requires_grad_()
+    return list(torch.autograd.grad(x.prod(1).sin().sum(), x))
+
+
+def of_lstsq() -> list[torch.Tensor]:
+    numbers = torch.Generator().manual_seed(0)
+    a = torch.randn(9, 5, dtype=torch.cfloat, generator=numbers).requires_grad_()
+    b = torch.randn(9, 3, dtype=torch.cfloat, generator=numbers)
+    return list(torch.autograd.grad(torch.linalg.lstsq(a, b).solution.abs().sum(), a))
+
+
+AROUND = [
+    remat.CheckpointProfiler,
+    lambda: remat.CheckpointManager(memory_budget="1GB"),
+    lambda: remat.CheckpointScope("around"),
+]
+
+
+@pytest.mark.parametrize("formula", [of_masked_fill, of_prod])
+@pytest.mark.parametrize("around", AROUND)
+def test_formulas_that_ask_for_modes_give_what_they_give_under_an_empty_one(
+    formula, around
+) -> None:
+    """docs/pytorch.md lists them: in backward under a mode, their last bits are others."""
+    with Nothing():
+        expected = formula()
+    with around():
+        found = formula()
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_conjugates_inside_of_kernels_while_backward_runs_in_a_mode(around) -> None:
+    """Under an empty mode PyTorch's own gradient of complex least squares is wrong."""
+    expected = of_lstsq()
+    with around():
+        found = of_lstsq()
+    torch.testing.assert_close(found, expected)

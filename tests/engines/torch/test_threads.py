@@ -210,6 +210,8 @@ def right_or_error() -> str:
 class Disturbed:
     """A generator from which another thread draws whenever its state is read."""
 
+    device = torch.device("cpu")
+
     def __init__(self, times: int) -> None:
         self.generator = torch.Generator()
         self.times = times

@@ -20,7 +20,16 @@ class Scope(RegionAccess[Region]):
 
     def __init__(self, name: str, policy: Policy | None) -> None:
         self.name = name
-        self._open = open_region(name, policy=policy)
+        recorder = recorder_of_this_thread()
+        depth, idle = len(recorder.opened), recorder.idle
+        try:
+            self._begin(policy)
+        except BaseException:
+            recorder.unwind(depth, idle)
+            raise
+
+    def _begin(self, policy: Policy | None) -> None:
+        self._open = open_region(self.name, policy=policy)
         super().__init__(self._open)
         self.records = self._open is not None
         self._lone: LoneScope | None = None

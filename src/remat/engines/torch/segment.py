@@ -44,19 +44,21 @@ def run_segment(
     options: SegmentOptions,
 ) -> Any:
     """Call `function`, keep its inputs and drop its activations."""
-    region = open_region(
-        options.name or function,
-        preserve_rng_state=options.preserve_rng_state,
-        policy=None if options.policy is None else torch_policy(options.policy),
-        limit=options.threshold,
-    )
+    recorder = recorder_of_this_thread()
+    depth, idle = len(recorder.opened), recorder.idle
     try:
+        region = open_region(
+            options.name or function,
+            preserve_rng_state=options.preserve_rng_state,
+            policy=None if options.policy is None else torch_policy(options.policy),
+            limit=options.threshold,
+        )
         result = function(*args, **kwargs)
+        close_region(region, function)
+        return result
     except BaseException:
-        close_region(region, None)
+        recorder.unwind(depth, idle)
         raise
-    close_region(region, function)
-    return result
 
 
 def open_region(

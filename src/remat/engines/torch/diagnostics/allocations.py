@@ -68,11 +68,11 @@ class _AllocationTracker(TorchDispatchMode):
         return out
 
     def _note_new(self, made: list[Tensor], inputs: Any) -> None:
-        given = {t.untyped_storage().data_ptr() for t in _tensors(inputs) if _has_memory(t)}
+        given = {t.untyped_storage()._cdata for t in _tensors(inputs) if _has_memory(t)}
         for tensor in made:
             storage = tensor.untyped_storage()
             number, nbytes = storage_number(storage), storage.nbytes()
-            if not nbytes or number in self._living or storage.data_ptr() in given:
+            if not nbytes or number in self._living or storage._cdata in given:
                 continue
             self._living[number] = ref(storage, _OnFree(self._living, number, self._observer))
             self._observer.allocated(number, nbytes)

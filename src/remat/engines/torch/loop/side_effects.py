@@ -24,7 +24,7 @@ from ..generators import Generators, GeneratorStates
 from ..memory.tensors import is_plain
 from ..randomness import Unrepeatable, draw, generator_of
 from ..replay import flat
-from ..schema import OpTraits, traits_of
+from ..schema import OpTraits, call_in_mode, traits_of
 from .reach import Reach
 
 __all__ = ["SideEffects", "Snapshot", "StepMonitor"]
@@ -152,7 +152,7 @@ class StepMonitor(TorchDispatchMode):
         if traits.is_random and traits.draws(args, kwargs):
             out = self._draw(traits, args, kwargs)
         else:
-            out = traits.call(*args, **kwargs)
+            out = call_in_mode(traits, partial(traits.call, *args, **kwargs))
         known = {_NO_STORAGE, *(_address(value) for value in flat((*args, *kwargs.values())))}
         for tensor in flat(out):
             if isinstance(tensor, Tensor) and (address := _address(tensor)) not in known:

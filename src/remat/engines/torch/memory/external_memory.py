@@ -49,7 +49,10 @@ def _bytes(storage: Any) -> bytes:
 
 def overlap(storage: Any, other: Any) -> bool:
     """Return whether two storages overlap in memory."""
-    start, other_start = storage.data_ptr(), other.data_ptr()
+    try:
+        start, other_start = storage.data_ptr(), other.data_ptr()
+    except RuntimeError:  # autograd's tensors of zeros have no memory
+        return False
     return bool(
         storage.device == other.device
         and start < other_start + other.nbytes()

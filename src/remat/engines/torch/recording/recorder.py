@@ -36,7 +36,7 @@ from ..retention import drop, hold, keep_by_products
 from ..schema import FUNCTION, OpTraits, Route, call_in_mode, traits_by_id, traits_of
 from ..source_location import caller, user_code
 from ..streams import Streams, streams_in_use
-from .stacks import are_hooks_on_top, remove_hooks, remove_mode
+from .stacks import are_hooks_on_top, count_hooks, is_mode_on, remove_hooks, remove_mode
 from .storages import StorageTable
 from .views import run_view
 from .writes import WriteTracker
@@ -108,6 +108,15 @@ class Recorder(TorchDispatchMode):
     def close(self, region: Region) -> None:
         if region not in self.opened:
             return  # it was closed with an outer region
+        depth = self.opened.index(region)
+        try:
+            self._close(region)
+        except BaseException:
+            del self.opened[depth:]
+            self._repair()
+            raise
+
+    def _close(self, region: Region) -> None:
         while True:  # also close inner regions that were left open
             innermost = self.opened.pop()
             if innermost.has_own_hooks:
@@ -120,8 +129,31 @@ class Recorder(TorchDispatchMode):
             return
         remove_mode(self)
         remove_hooks(self.pack)
-        del self.region
+        self.__dict__.pop("region", None)
         self._reuse.closed(region)
+        self.table.reset()
+
+    def unwind(self, depth: int, idle: int) -> None:
+        """Close what was opened above a depth, whatever an exception has left of it.
+
+        An interrupt may come at any line of `open` and `close`.
+        """
+        self.idle = idle
+        if len(self.opened) > depth:
+            self.close(self.opened[depth])
+        self._repair()
+
+    def _repair(self) -> None:
+        """Set the hooks and the mode that the open regions need, and no others."""
+        needed = bool(self.opened) + sum(region.has_own_hooks for region in self.opened[1:])
+        for _ in range(count_hooks(self.pack) - needed):
+            remove_hooks(self.pack)
+        if self.opened:
+            self.region = self.opened[-1]
+            return
+        if is_mode_on(self):
+            remove_mode(self)
+        self.__dict__.pop("region", None)
         self.table.reset()
 
     def end_iteration(self) -> None:
@@ -289,7 +321,7 @@ class Recorder(TorchDispatchMode):
         """Run an op of a backward pass without create_graph. It is not recorded."""
         if traits.may_write and not traits.reshapes_in_place:
             return self._run_unrecorded(traits, args, kwargs)
-        out = traits.call(*args, **kwargs)
+        out = call_in_mode(traits, partial(traits.call, *args, **kwargs))
         if self.region.observer is not None and traits.makes_memory:
             self.region.observer.ran_in_backward(out)
         return out
