@@ -113,7 +113,10 @@ def check(program: Program, library: Any = None) -> Verdict:
 
 
 def check_within_a_budget(program: Program) -> Verdict:
-    """Run a program several times under a plan without reason; compare each time."""
+    """Run a program several times under a plan without reason; compare each time.
+
+    Half of the programs run as in a manager, where a forward without a backward comes before each.
+    """
     codes = _compiled(program)
     if codes is None:
         return Verdict("discarded", "it is not Python")
@@ -125,10 +128,11 @@ def check_within_a_budget(program: Program) -> Verdict:
             expected = _run(codes, kit.plain)
         except _Stopped as stopped:
             return Verdict("discarded", str(stopped))
+        evaluated = codes[0] if program.seed % 2 else None
         for _ in range(_PASSES):
             torch.manual_seed(0)
             try:
-                got = _run(codes, remat, lambda: _within(budget))
+                got = _run(codes, remat, lambda: _within(budget, evaluated))
             except _Stopped as stopped:
                 is_refused = isinstance(stopped.error, remat.RematError)
                 return Verdict("refused" if is_refused else "raises", str(stopped))
@@ -140,9 +144,14 @@ def check_within_a_budget(program: Program) -> Verdict:
 
 
 @contextlib.contextmanager
-def _within(budget: Budget) -> Iterator[None]:
-    budget.begin()
+def _within(budget: Budget, evaluated: CodeType | None = None) -> Iterator[None]:
+    budget.begin(meters_backward=evaluated is not None)
     try:
+        if evaluated is not None:
+            for with_grad in (False, True):
+                with torch.set_grad_enabled(with_grad), contextlib.suppress(Exception):
+                    exec(evaluated, namespace(remat))
+            torch.manual_seed(0)
         yield
     except BaseException:
         budget.end(failed=True)

@@ -373,7 +373,7 @@ UNDER_A_BUDGET = {
 def test_a_budget_with_other_tensors(program) -> None:
     w = torch.randn(8, 8, requires_grad=True)
     (expected,) = torch.autograd.grad(program(w).sum(), w)
-    with remat.CheckpointManager(memory_budget=52_000) as manager:
+    with remat.CheckpointManager(memory_budget=80_000) as manager:
         for _ in range(3):
             (found,) = torch.autograd.grad(program(w).sum(), w)
             assert torch.equal(found, expected)

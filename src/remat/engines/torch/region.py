@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from weakref import ref
 
 import torch
@@ -36,10 +36,13 @@ from .replay import ReplayObserver, decode_for_autograd, find_needs, outer_value
 from .retention import Retention, drop, fetch, is_available
 from .streams import Ready, Streams
 
-if TYPE_CHECKING:
-    from .recording.storages import StorageTable
+__all__ = ["KnownValues", "Region", "RegionObserver", "SavedTensor", "replace_saves", "unpack"]
 
-__all__ = ["Region", "RegionObserver", "SavedTensor", "replace_saves", "unpack"]
+
+class KnownValues(Protocol):
+    """What is known of tensors: `recording.storages.StorageTable`."""
+
+    def known(self, tensor: Tensor) -> Value | None: ...
 
 
 class RegionObserver(ReplayObserver, Protocol):
@@ -214,7 +217,7 @@ class Region:
     ready: Ready | None = None  # when its last replay is over, if there are several streams
     hold_on: Sequence[ref[Value]] = ()  # values to hold once they are recomputed
     # Tells whether an op belongs to the region; None if all do that run inside of it.
-    admits: Callable[[StorageTable, Any, tuple[Any, ...], Mapping[str, Any]], bool] | None = None
+    admits: Callable[[KnownValues, Any, tuple[Any, ...], Mapping[str, Any]], bool] | None = None
     _pass = -1  # the last backward pass that recomputed it
     _borrowed: tuple[ref[SavedTensor], ...] = ()  # hold a tensor until the pass ends
     _ends_with = -1  # the pass whose end it has a callback for

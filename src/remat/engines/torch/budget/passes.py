@@ -27,8 +27,7 @@ from ....plans.following import Follower, Planned
 from ..backend import current_graph_task, queue_callback
 from ..memory.records import Op, Operand, Origin, Value
 from ..memory.tensors import is_plain
-from ..recording.storages import StorageTable
-from ..region import Region, SavedTensor
+from ..region import KnownValues, Region, SavedTensor
 from ..replay import NeededOp, flat
 from ..retention import hold_made
 from .agreement import is_shared
@@ -105,7 +104,7 @@ class PassRegion(Region):
         super().close()
 
     def _admits(
-        self, table: StorageTable, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, table: KnownValues, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> bool:
         """Return whether an op belongs to a pass; the one before may end with it."""
         with_grad = _with_grad(args, kwargs) if torch.is_grad_enabled() else []
@@ -216,7 +215,7 @@ class BudgetedPass:
         self.left = ref(before), start
         before._left_at = start
 
-    def look_back(self, with_grad: list[Tensor], table: StorageTable) -> None:
+    def look_back(self, with_grad: list[Tensor], table: KnownValues) -> None:
         """See whether an op reads what the pass that was left has made: then they are one."""
         assert self.left is not None
         before = self.left[0]()
@@ -250,8 +249,9 @@ class BudgetedPass:
         self._saved_for_next.clear()
         key = key_of(op, made)
         has_grad = self.reads_grad and not _reads_shapes_only(op.traits.func)
-        is_expected = has_grad or op.traits.may_write or self.follower.next_plan(key) is not None
-        if self.follows and not is_expected:
+        writes = op.traits.may_write and any(v.origin is not Origin.EXTERNAL for v, _ in made)
+        matters = has_grad or writes or self.sections is not None
+        if self.follows and not matters and self.follower.next_plan(key) is None:
             return  # a metric, or something printed: backward has nothing to do with it
         planned = self.follower.step(key)
         # The key of the plan is the same: one object for all passes.

@@ -199,7 +199,9 @@ class Tracer:
         if any(self._saves[number:]) or number in self._workspace:
             return True
         return any(
-            value.requires_grad or value.overwrites is not None or made in self._saved
+            value.requires_grad
+            or made in self._saved
+            or (value.overwrites is not None and value.nbytes)  # not of what was there before
             for made in self._ops[number].makes
             for value in (self._values[made],)
         )
