@@ -10,8 +10,6 @@ from hashlib import sha256
 import pytest
 from hypothesis import settings
 
-from remat.plans import graph
-
 # How long one example takes says nothing on a shared machine.
 settings.register_profile("all", parent=settings.default, deadline=None)
 settings.register_profile(
@@ -21,15 +19,6 @@ settings.register_profile(
 # On some virtual machines PyTorch itself dies of an illegal instruction: oneDNN believes that there
 # is AMX. It is read when oneDNN is first used, so this is early enough. (The Makefile has it, too.)
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
-
-
-@pytest.fixture(autouse=True)
-def quick_plans(monkeypatch):
-    """Search for plans only briefly: how good they are is tested in tests/plans."""
-    monkeypatch.setattr(graph, "_TINY_WORK", 5_000)
-    monkeypatch.setattr(graph, "_SMALL_RELIEF_WORK", 5_000)
-    monkeypatch.setattr(graph, "_RELIEF_WORK", 5_000)
-    monkeypatch.setattr(graph, "_SEARCHED_WORK", 5_000)
 
 
 @pytest.fixture

@@ -5,11 +5,13 @@ What is done, in this order; everything is pure and gives the same plan for the 
 1. The trace is cut where few bytes cross; segments between cuts become stages (`segments.py`), each
    with a choice of what to keep (`options.py`), or in rounds for small budgets (`recursion.py`).
    One dynamic programme gives the best combination for every budget at once.
-2. Of traces that are small enough, plans are made op by op as well: the highest peak is lowered
-   first (`relief.py`), and values are evicted one by one (`closure.py`).
-3. Plans are judged, and improved step by step (`search.py`).
-4. For a budget the plan with the least seconds is taken. Since neither curves nor set depend on
-   the budget, seconds never rise with it.
+2. At levels of memory, values are dropped op by op (`relief.py`), with bounded work. More is done
+   at a level when a budget asks for it, and where the lower bound leaves something to gain.
+3. Plans are judged (`simulate.py`); for a budget the one with the least seconds is taken.
+
+Seconds never rise with the budget, whatever was asked for before: what is found at a level depends
+on the level alone, and a budget is compared with all lower levels that may be better. (Unless more
+than a part of the seconds of segments, `_LARGEST_GAIN`, is gained at a lower level only.)
 """
 
 from __future__ import annotations
@@ -17,35 +19,29 @@ from __future__ import annotations
 import functools
 import math
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..errors import BudgetTooSmallError
 from ..sizes import format_bytes, parse_budget
 from .bounds import LowerBound
-from .closure import evictions
 from .facts import Facts
+from .front import Front
 from .plan import Plan, Stage
 from .relief import Relief
-from .search import PlanSet, improve
-from .segments import choose_cuts, solve_segments
+from .segments import Curve, choose_cuts, solve_segments
 from .simulate import Judge, Simulation
 from .trace import Trace
 
 __all__ = ["Frontier", "FrontierPoint", "Search", "frontier", "plan_trace"]
 
-_LEAST_JUDGED = 2  # plans of the curve that are judged at once; the others when they are needed
-_JUDGED_OPS = 8_000  # or more: with so many ops together
-_MOST_TRIED = 20  # plans of the curve that are judged for a budget
-_SEARCHED_OPS = 1_500  # larger traces are not searched: the judge takes too long
-_SEARCHED_WORK = 60_000  # ops and nodes that the judge goes through for the plans of the search
-_TINY, _TINY_WORK = 20, 300_000  # ops, and work, of traces of which all is tried
-_RELIEF_OPS = 700  # of larger traces there are too many values to look at them one by one
-_RELIEF_WORK = 600_000  # ops and nodes that are evaluated for plans that hold values op by op
-_SMALL, _SMALL_RELIEF_WORK = 150, 1_500_000  # ops, and work, of traces that are searched closely
+_LEVELS = 20  # of memory at which plans are made op by op: parts of the plain peak
+_LEVEL_OPS = 700  # of larger traces there are too many values to look at them one by one
+_LEVEL_WORK = 3_000_000  # times ops: how many ops and nodes are evaluated at a level
+_LARGEST_GAIN = 0.6  # of the seconds of segments is what plans made op by op take at least
+_WORTH = 0.99  # of the seconds of a plan: a bound above it leaves nothing to look for
 _MEDIUM = 100  # ops; of larger traces plans that keep nothing take too long to judge
-_EVICTED_WORK = 15_000  # ops of plans that evict values one by one
 _FRONTIER_POINTS = 40
+_FREE, _DEAREST = 0.02, 1.0  # of a plain pass: seconds that nobody notices, and that nobody wants
 # What a search leaves of memory that Python keeps, for each op, up to so many of them (measured).
 _SEARCH_BYTES, _SEARCH_OPS = 16_000, 750
 
@@ -87,63 +83,42 @@ class Search:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        judge = Judge(trace)
-        facts = Facts(trace)
+        self._judge = Judge(trace)
+        self._facts = facts = Facts(trace)
         saved = frozenset(v for v in trace.saved if not facts.is_external[v])
-        self.plain: Simulation = judge.simulate(Plan(saved))
-        self._plans = PlanSet(judge)
-        self._plans.offer(Plan(saved))
-        self._sources: list[_Predicted] = []  # plans that are judged when they are needed
+        self.plain: Simulation = self._judge.simulate(Plan(saved))
+        self._front: Front[Plan] = Front()  # plans that were judged
+        self._offer(Plan(saved))
         self.lower_bound = LowerBound(facts)
-        # What comes after is found by seconds, which differ from run to run: no promise.
-        self.smallest_budget = self.plain.peak_bytes
+        self._segments: _Segments | None = None
+        self._relief: Relief | None = None
+        self._levels: dict[int, Plan | None] = {}
         if facts.count and saved:
             self._solve(facts)
 
     def _solve(self, facts: Facts) -> None:
         cuts = choose_cuts(facts)
         curve = solve_segments(facts, cuts)
-        segments = _Predicted(curve.points, curve.plan, self._plans.judge)
-        self._sources.append(segments)
-        count = len(curve.points)
-        judged = min(count, max(_LEAST_JUDGED, _JUDGED_OPS // facts.count))
-        for number in _spread(count, judged):
-            self._plans.offer(curve.plan(number))
+        self._segments = _Segments(curve, self._judge)
+        self._offer(curve.plan(0))
         where = cuts if facts.count > 40 else list(range(facts.count + 1))
         if facts.count <= _MEDIUM:
             for firsts in ([0], where[:-1], range(facts.count)):
-                self._plans.offer(Plan(frozenset(), tuple(map(Stage, firsts))))
-        self.smallest_budget = self._plans.plans[0].peak_bytes
-        if facts.count <= _SEARCHED_OPS:
-            if facts.count <= _RELIEF_OPS:
-                self._relieve(facts, segments)
-            self._evict(facts, where[:-1])
-            work = _TINY_WORK if facts.count <= _TINY else _SEARCHED_WORK
-            improve(self._plans, facts, where, most=work)
+                self._offer(Plan(frozenset(), tuple(map(Stage, firsts))))
+        if facts.count <= _LEVEL_OPS:
+            self._relief = self._descend(self._segments)
 
-    def _evict(self, facts: Facts, firsts: list[int]) -> None:
-        """Offer plans that hold nothing on: for the smallest budgets."""
-        for step in (1, 2, 4, 8) if facts.count <= _TINY else (1,):
-            plans = list(evictions(facts, [0, *firsts[1::step]]))
-            for number in _spread(len(plans), max(2, _EVICTED_WORK // (3 * facts.count))):
-                self._plans.offer(plans[number])
+    @functools.cached_property
+    def smallest_budget(self) -> int:
+        """The smallest budget that some plan keeps to."""
+        least = self._front.peaks[0]
+        while (plan := self.best(least)) is not None and plan.peak_bytes < least:
+            least = plan.peak_bytes
+        return least
 
-    def _relieve(self, facts: Facts, segments: _Predicted) -> None:
-        """Add plans whose values are held op by op; begin with those of segments."""
-        judge, relief = self._plans.judge, Relief(facts)
-
-        def known(level: int) -> list[tuple[Plan, tuple[tuple[int, ...], ...]]]:
-            plans = segments.within(level)
-            return [(plan, judge.simulate(plan).recomputed) for plan in plans]
-
-        relief.search(known, _SMALL_RELIEF_WORK if facts.count <= _SMALL else _RELIEF_WORK)
-        front = relief.front
-        points = list(zip(front.peaks, front.seconds, strict=True))
-        self._sources.append(_Predicted(points, relief.plan, judge))
-
-    @property
-    def plans(self) -> list[Plan]:
-        return self._plans.plans
+    def _offer(self, plan: Plan) -> None:
+        judged = _judged(self._judge, plan)
+        self._front.add(judged.peak_bytes, judged.extra_seconds, judged)
 
     @property
     def memory_bytes(self) -> int:
@@ -175,53 +150,121 @@ class Search:
         )
 
     def best(self, budget: int) -> Plan | None:
-        """Return the best plan that was judged, or a better one that is judged now."""
-        plan = self._plans.best(budget)
-        for source in self._sources:
-            plan = source.better(plan, budget)
+        """Return the best plan within a budget; what was returned before is known from then on."""
+        plan = self._find(budget)
+        if plan is not None:
+            self._front.add(plan.peak_bytes, plan.extra_seconds, plan)
         return plan
 
+    def _find(self, budget: int) -> Plan | None:
+        plan = self._front.best(budget)
+        if self._segments is None:
+            return plan
+        plan = _better(plan, self._segments.within(budget))
+        if self._relief is None:
+            return plan
+        plan = _better(plan, self._relieved(self._relief, budget))
+        highest = min(_LEVELS - 1, budget * _LEVELS // self.plain.peak_bytes)
+        for number in range(highest, 0, -1):
+            if plan is not None and self._least_seconds(number) >= plan.extra_seconds:
+                break  # nor can a lower one be better
+            plan = _better(plan, self._improved(self._relief, number))
+        return plan
 
-class _Predicted:
-    """Plans with the bytes and seconds that they should take; judged when they are needed."""
+    def _relieved(self, relief: Relief, budget: int) -> Plan | None:
+        """Return the plan within a budget that evictions have led to."""
+        number = relief.front.place(budget)
+        return None if number < 0 else self._judged_within(relief.plan(number), budget)
 
-    def __init__(
-        self, points: list[tuple[int, float]], plan: Callable[[int], Plan], judge: Judge
-    ) -> None:
-        self.points = points
-        self._plan = plan
+    def _level(self, number: int) -> int:
+        return self.plain.peak_bytes * number // _LEVELS
+
+    def _least_seconds(self, number: int) -> float:
+        """Return the seconds that no plan of a level is below."""
+        assert self._segments is not None
+        bound = self.lower_bound.quick_seconds(self._level(number))
+        predicted = self._segments.seconds(self._level(number))
+        return bound if predicted is None else max(bound, _LARGEST_GAIN * predicted)
+
+    def _improved(self, relief: Relief, number: int) -> Plan | None:
+        """Return a plan that was made op by op within a level."""
+        if number not in self._levels:
+            level, work = self._level(number), _LEVEL_WORK // self._facts.count
+            plan = relief.improved(level, work)
+            self._levels[number] = None if plan is None else self._judged_within(plan, level)
+        return self._levels[number]
+
+    def _judged_within(self, plan: Plan, budget: int) -> Plan | None:
+        judged = _judged(self._judge, plan)
+        return judged if judged.peak_bytes <= budget else None
+
+    def _descend(self, segments: _Segments) -> Relief:
+        """Evict op by op at all levels where the lower bound leaves something to gain."""
+
+        def known(level: int) -> tuple[Plan, tuple[tuple[int, ...], ...]] | None:
+            plan = segments.predicted(level)
+            return None if plan is None else (plan, self._judge.simulate(plan).recomputed)
+
+        levels = [self._level(number) for number in range(_LEVELS - 1, 0, -1)]
+        relief = Relief(self._facts)
+        relief.descend([level for level in levels if self._is_open(segments, level)], known)
+        return relief
+
+    def _is_open(self, segments: _Segments, level: int) -> bool:
+        seconds = segments.seconds(level)
+        least = self.lower_bound.quick_seconds(level)
+        return seconds is None or least < _WORTH * seconds
+
+
+def _better(plan: Plan | None, other: Plan | None) -> Plan | None:
+    """Return the plan with fewer seconds, the first one if they are equal."""
+    if plan is None or other is None:
+        return plan or other
+    return other if other.extra_seconds < plan.extra_seconds else plan
+
+
+def _judged(judge: Judge, plan: Plan) -> Plan:
+    peak, seconds, _ = judge.score(plan)
+    return replace(plan, peak_bytes=peak, extra_seconds=seconds)
+
+
+class _Segments:
+    """Plans of segments, with the bytes and seconds that they should take; judged when needed."""
+
+    def __init__(self, curve: Curve, judge: Judge) -> None:
+        self._curve = curve
         self._judge = judge
-        self._judged_plans: dict[int, Plan] = {}
+        self._plans: dict[int, Plan] = {}
 
-    def within(self, nbytes: int) -> list[Plan]:
-        """Return the plan for so many bytes, if there is one."""
-        place = bisect_right(self.points, (nbytes, math.inf))
-        return [self._plan(place - 1)] if place else []
+    def seconds(self, budget: int) -> float | None:
+        """Return the seconds that should be enough for a budget, if there is a plan for it."""
+        number = self._place(budget)
+        return None if number < 0 else self._curve.points[number][1]
 
-    def better(self, plan: Plan | None, budget: int) -> Plan | None:
-        """Return a plan that is better than another one, or the other one."""
-        place = bisect_right(self.points, (budget, math.inf))
-        # Why a row? Where backward is not the reverse of forward, a prediction may fail.
-        for number in range(place - 1, max(-1, place - 1 - _MOST_TRIED), -1):
-            if plan is None or self.points[number][1] >= plan.extra_seconds:
-                break
-            other = self._judged(number)
-            if other.peak_bytes <= budget and other.extra_seconds < plan.extra_seconds:
-                return other
-        return plan
+    def within(self, budget: int) -> Plan | None:
+        """Return the plan that should fit into a budget, or a neighbour, if one does."""
+        place, best = self._place(budget), None
+        for number in range(max(0, place - 1), min(place + 2, len(self._curve.points))):
+            plan = self._judged(number)
+            if plan.peak_bytes <= budget:  # the peak may be lower than predicted, too
+                best = _better(best, plan)
+        return best
+
+    def predicted(self, budget: int) -> Plan | None:
+        """Return the plan that should fit into a budget.
+
+        Where backward is not the reverse of forward, it may not.
+        """
+        number = self._place(budget)
+        return None if number < 0 else self._judged(number)
+
+    def _place(self, budget: int) -> int:
+        return bisect_right(self._curve.points, (budget, math.inf)) - 1
 
     def _judged(self, number: int) -> Plan:
-        if number not in self._judged_plans:
-            plan = self._plan(number)
-            peak, seconds, _ = self._judge.score(plan)
-            plan = replace(plan, peak_bytes=peak, extra_seconds=seconds)
-            self._judged_plans[number] = plan
-        return self._judged_plans[number]
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """Return about so many of `count` numbers, the first and the last included."""
-    return sorted({round(n * (count - 1) / most) for n in range(most + 1)}) if count else []
+        if number not in self._plans:
+            self._plans[number] = _judged(self._judge, self._curve.plan(number))
+        return self._plans[number]
 
 
 @functools.lru_cache(maxsize=8)
@@ -251,16 +294,26 @@ class Frontier:
 
     @property
     def knee(self) -> FrontierPoint:
-        """The point that lies furthest below the line between the two ends of the curve."""
-        first, last = self.points[0], self.points[-1]
-        width = max(1, last.peak_bytes - first.peak_bytes)
-        height = (first.extra_seconds - last.extra_seconds) or 1.0
+        """The point from which on less memory costs much more time.
+
+        Points that cost nothing to speak of (2 % of a plain pass) are one point, the one with the
+        fewest bytes; points that more than double the time do not count. Of the rest it is the one
+        that lies furthest below the line between the two ends: bytes against seconds.
+        """
+        free = next(p for p in self.points if self._is_cheap(p, _FREE) or p is self.points[-1])
+        first = next(p for p in self.points if self._is_cheap(p, _DEAREST) or p is free)
+        width = max(1, free.peak_bytes - first.peak_bytes)
+        height = (first.extra_seconds - free.extra_seconds) or 1.0
 
         def height_above_corner(point: FrontierPoint) -> float:
             across = (point.peak_bytes - first.peak_bytes) / width
-            return across + (point.extra_seconds - last.extra_seconds) / height
+            return across + (point.extra_seconds - free.extra_seconds) / height
 
-        return min(self.points, key=height_above_corner)
+        between = self.points[self.points.index(first) : self.points.index(free) + 1]
+        return min(between, key=height_above_corner)
+
+    def _is_cheap(self, point: FrontierPoint, share: float) -> bool:
+        return point.extra_seconds <= share * self.plain_seconds
 
 
 def frontier(trace: Trace) -> Frontier:
@@ -277,11 +330,10 @@ def frontier(trace: Trace) -> Frontier:
     Plan(keeps 3 values, 5 stages, peak 32 B, 3 s extra)
     """
     search = _search(trace)
-    least, most = search.plans[0].peak_bytes, search.plain.peak_bytes
-    steps = (least + (most - least) * n // _FRONTIER_POINTS for n in range(_FRONTIER_POINTS + 1))
-    budgets = sorted({*steps, *(plan.peak_bytes for plan in search.plans)})
+    least, most = search.smallest_budget, search.plain.peak_bytes
+    budgets = {least + (most - least) * n // _FRONTIER_POINTS for n in range(_FRONTIER_POINTS + 1)}
     points: list[FrontierPoint] = []
-    for budget in budgets:
+    for budget in sorted(budgets):
         plan = search.best(budget)
         assert plan is not None  # the smallest budget has one
         if not points or plan.extra_seconds < points[-1].extra_seconds:

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .facts import Facts
-from .options import Option
+from .options import Choices, Option
 
 __all__ = ["LongSegments"]
 
 _LARGEST_PART = 3  # a segment does not save more than one part in so many of all
+_NEAR = 64  # ops at the end of a segment whose backward may start its recomputation
+
+
+class Row(NamedTuple):
+    """What the segments that begin at a cut take, for every cut after it: a row of numbers each."""
+
+    kept: Any  # bytes of what later segments read, which is all that is kept
+    need: Any
+    seconds: Any
+    need_inside: Any  # and if nothing of it is kept at all
+    seconds_inside: Any
 
 
 class LongSegments:
-    """Long segments that keep nothing but what later ones read: found from sums, in no time."""
+    """Long segments that keep nothing but what later ones read: found from sums, in no time.
 
-    def __init__(self, facts: Facts) -> None:
+    All segments that begin at a cut are looked at together; they end at one of the cuts.
+    """
+
+    def __init__(self, facts: Facts, cuts: list[int]) -> None:
         self._facts = facts
+        self._cuts = np.array(cuts)
+        self._rows: dict[int, Row] = {}
         self._largest = facts.trace.saved_bytes / _LARGEST_PART
-        self._start = -1
         self._seconds = np.array(facts.seconds)
         self._base_before = np.array(facts.base_before)
         self._base_at = np.array(facts.base_at)
@@ -35,9 +50,19 @@ class LongSegments:
         last = [max(facts.readers[v][-1:] + facts.users[v][-1:], default=-1) for v in order]
         self._last_use = np.array(last, dtype=np.int64)
         self._end = np.array([facts.forward_end[v] for v in order], dtype=np.int64)
-        self._outlives = np.array([facts.outlives[v] for v in order], dtype=bool)
+        outlives = np.array([facts.outlives[v] for v in order], dtype=bool)
         fixed = np.array([facts.is_fixed[v] for v in order], dtype=bool)
-        self._always = (self._last_use >= 0) & (fixed | self._outlives)
+        self._always = (self._last_use >= 0) & (fixed | outlives)
+        self._held = self._nbytes * ~outlives
+        # The places of the first cut after a value is made, and of the first that needs it no more.
+        self._first_cut = np.searchsorted(self._cuts, self._made, side="right")
+        unneeded = np.searchsorted(self._cuts, self._last_use, side="right")
+        self._stop_cut = np.maximum(self._first_cut, unneeded)
+        self._stop_cut[self._always] = len(cuts)
+        self._gone_cut = np.searchsorted(self._cuts, self._end + 2)  # the program holds it no more
+        used = np.bincount(self._made, self._nbytes * (self._use >= 0), facts.count)
+        saved = np.concatenate([[0], np.cumsum(used)])
+        self._saved_before = saved[self._cuts]
         self._needed_from = self._find_needed(is_kept=True)
         self._needed_inside = self._find_needed(is_kept=False)
 
@@ -60,68 +85,102 @@ class LongSegments:
                 first[op] = min(first[op], use)
         return np.array(first, dtype=np.int64)
 
-    def fits(self, start: int, stop: int) -> bool:
-        """Tell whether a segment is small enough to be looked at."""
-        self._begin(start)
-        return bool(self._saved[stop - start - 1] <= self._largest)
+    def stops(self, first: int) -> range:
+        """Return the places of the cuts where a long segment that begins at a cut may end."""
+        saved = self._saved_before - self._saved_before[first]
+        return range(first + 2, int(np.searchsorted(saved, self._largest, side="right")))
 
-    def _begin(self, start: int) -> None:
-        """Add up everything for segments that begin at an op."""
-        if self._start == start:
-            return
-        self._start = start
+    def choices(self, first: int, stop: int) -> Choices:
+        """Return the one choice of a long segment between two cuts."""
+        row = self.row(first)
+        here = slice(stop, stop + 1)
+
+        def take(_: int) -> Option:
+            kept, need = int(row.kept[stop]), int(row.need[stop])
+            return Option(self.keep(first, stop), kept, need, float(row.seconds[stop]))
+
+        return Choices(row.kept[here, None], row.need[here, None], row.seconds[here, None], take)
+
+    def keep(self, first: int, stop: int) -> tuple[int, ...]:
+        """Return the values that a segment between two cuts keeps."""
+        here = slice(self._first_of[self._cuts[first]], self._first_of[self._cuts[stop]])
+        is_kept = (self._last_use[here] >= self._cuts[stop]) | self._always[here]
+        return tuple(self._values[here][is_kept].tolist())
+
+    def row(self, first: int) -> Row:
+        """Return what all segments that begin at a cut take, by the place of their end.
+
+        (Entries up to the cut itself mean nothing.)
+        """
+        if first not in self._rows:
+            self._rows[first] = self._find_row(first)
+        return self._rows[first]
+
+    def _find_row(self, first: int) -> Row:
+        start, count = int(self._cuts[first]), self._facts.count - int(self._cuts[first])
         here = slice(self._first_of[start], None)
         nbytes, made = self._nbytes[here], self._made[here] - start
-        is_used = self._use[here] >= 0
-        self._saved = self._sum(made, nbytes * is_used)
-        used = self._sum(np.where(is_used, self._use[here] - start, -1), nbytes * is_used)
+        is_used, held = self._use[here] >= 0, self._held[here]
+        span = self._first_cut[here], self._stop_cut[here]
+        saved = _sums(made, nbytes * is_used, count)
+        used = _sums(np.where(is_used, self._use[here] - start, -1), nbytes * is_used, count)
         freed = np.maximum(self._read[here] - start, made) + 1
-        between = self._sum(made, nbytes * ~is_used) - self._sum(freed, nbytes * ~is_used)
+        between = _sums(made, nbytes * ~is_used, count) - _sums(freed, nbytes * ~is_used, count)
         ended = np.maximum(self._end[here] - start, made) + 1
-        forward = self._sum(made, nbytes) - self._sum(ended, nbytes)
-        self._nodes = np.maximum.accumulate(used + self._base_at[start:])
-        self._replay = self._saved + between
-        self._forward = np.maximum.accumulate(forward)
+        forward = _sums(made, nbytes, count) - _sums(ended, nbytes, count)
+        nodes = np.maximum.accumulate(used + self._base_at[start:])
+        replay = saved + between
 
-    def _sum(self, at: Any, nbytes: Any) -> Any:
-        """Add up bytes that come at ops, counted from the start."""
-        count = self._facts.count - self._start
-        total = np.zeros(count + 2, dtype=np.int64)  # the last but one: after the end; -1: never
-        np.add.at(total, np.minimum(at, count), nbytes)
-        return np.cumsum(total[:count])
-
-    def option(self, start: int, stop: int) -> Option:
-        """Return the option that keeps what later segments read, and nothing else."""
-        self._begin(start)
-        here = slice(self._first_of[start], self._first_of[stop])
-        keep = (self._last_use[here] >= stop) | self._always[here]
-        nbytes = self._nbytes[here] * (keep & ~self._outlives[here])
-        is_needed = self._needed_from[start:stop] <= stop
-        need = max(
-            self._nodes[stop - start - 1],
-            self._replay_with(nbytes, start, stop) + self._base(start, stop),
-            self._forward[stop - start - 1] + np.sum(nbytes[self._end[here] < stop - 1]),
+        last = np.maximum(self._cuts - start - 1, 0)  # the last op of each segment
+        kept = self._over_cuts(*span, held)
+        idle = self._over_cuts(np.maximum(span[0], self._gone_cut[here]), span[1], held)
+        base = self._bases(start)
+        # What is kept is there when a recomputation begins, and is not made once more.
+        made_kept = self._made_kept(made, span, held * is_used, count)
+        levels = replay[:, None] + kept - made_kept
+        replayed = np.max(np.where(np.arange(count)[:, None] <= last, levels, 0), axis=0)
+        need = np.maximum(nodes[last], replayed + base)
+        return Row(
+            kept,
+            np.maximum(need, np.maximum.accumulate(forward)[last] + idle),
+            self._seconds_again(start, self._needed_from),
+            np.maximum(nodes[last], np.maximum.accumulate(replay)[last] + base),
+            self._seconds_again(start, self._needed_inside),
         )
-        values = tuple(self._values[here][keep].tolist())
-        seconds = float(np.sum(self._seconds[start:stop][is_needed]))
-        return Option(values, int(np.sum(nbytes)), int(need), seconds)
 
-    def _replay_with(self, kept: Any, start: int, stop: int) -> int:
-        """Return the most bytes of a recomputation: what is kept is there from its beginning."""
-        count = stop - start
-        here = slice(self._first_of[start], self._first_of[stop])
-        made = np.zeros(count, dtype=np.int64)
-        np.add.at(made, self._made[here] - start, kept * (self._use[here] >= 0))
-        return int(np.max(self._replay[:count] - np.cumsum(made)) + np.sum(kept))
+    def _over_cuts(self, begin: Any, end: Any, amounts: Any) -> Any:
+        """Add up amounts that count from one cut up to another one."""
+        width = len(self._cuts) + 1
+        change = np.bincount(begin, amounts, width) - np.bincount(
+            np.maximum(begin, end), amounts, width
+        )
+        return np.cumsum(change)[:-1].astype(np.int64)
 
-    def _base(self, start: int, stop: int) -> int:
-        """Return the most bytes of gradients when the recomputation may begin."""
-        return int(np.max(self._base_before[max(start, stop - 64) : stop]))
+    def _made_kept(self, made: Any, span: tuple[Any, Any], held: Any, count: int) -> Any:
+        """Return, by op and end, the bytes made up to the op that are kept and used."""
+        change = np.zeros((count, len(self._cuts) + 1), dtype=np.int64)
+        np.add.at(change, (made, span[0]), held)
+        np.add.at(change, (made, np.maximum(*span)), -held)
+        return np.cumsum(np.cumsum(change[:, :-1], axis=1), axis=0)
 
-    def inside(self, start: int, stop: int) -> tuple[int, float]:
-        """Return what a segment needs and costs if nothing of it is kept at all."""
-        self._begin(start)
-        count = stop - start
-        need = max(self._nodes[count - 1], np.max(self._replay[:count]) + self._base(start, stop))
-        is_needed = self._needed_inside[start:stop] <= stop
-        return int(need), float(np.sum(self._seconds[start:stop][is_needed]))
+    def _bases(self, start: int) -> Any:
+        """Return for each end the most bytes of gradients when the recomputation may begin."""
+        first = np.maximum(start, self._cuts - _NEAR)
+        return np.array(
+            [
+                max(self._facts.base_before[begin:stop], default=0)
+                for begin, stop in zip(first.tolist(), self._cuts.tolist(), strict=True)
+            ]
+        )
+
+    def _seconds_again(self, start: int, needed: Any) -> Any:
+        """Return for each end the seconds of the ops that run again."""
+        at = np.maximum(needed[start:], np.arange(start, self._facts.count) + 1)
+        places = np.searchsorted(self._cuts, at)
+        return np.cumsum(np.bincount(places, self._seconds[start:], len(self._cuts) + 1))[:-1]
+
+
+def _sums(at: Any, nbytes: Any, count: int) -> Any:
+    """Add up bytes that come at ops, counted from the start; those at -1 never come."""
+    total = np.bincount(np.where(at < 0, count, np.minimum(at, count)), nbytes, count + 1)
+    return np.cumsum(total[:count]).astype(np.int64)

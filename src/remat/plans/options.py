@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from .facts import Facts
+from .plan import Stage
 
-__all__ = ["Option", "SegmentOptions"]
+__all__ = ["Choices", "Option", "SegmentOptions", "best_points", "columns", "fewer_options"]
 
 _MOST_BITS = 13  # up to 8,192 subsets are looked at one by one
 _WINDOW = 10  # of more values, so many at a time
@@ -36,7 +39,16 @@ class Option:
     kept_bytes: int
     need_bytes: int  # while the segment runs forward, is recomputed, or runs backward
     seconds: float  # of recomputation
-    group: tuple[int, int, int] | None = None  # how, if it is recomputed in rounds
+    stages: tuple[Stage, ...] = ()  # if it is recomputed in rounds
+
+
+class Choices(NamedTuple):
+    """What can be done with one segment, in columns: an entry for each option."""
+
+    kept: Any  # bytes
+    need: Any
+    seconds: Any
+    take: Callable[[int], Option]  # the option of an entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +63,52 @@ class SegmentOptions:
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
-        self._solved: dict[Any, list[Option]] = {}
+        self._solved: dict[tuple[int, ...], tuple[Choices, int]] = {}
         self._idle = _idle_bytes(facts)
         self._outlived = _outlived_bytes(facts)
+        # A number that goes up with the ops: those of their values are told from it.
+        self._firsts = list(accumulate((max(m, default=0) for m in facts.makes), max))
+        self._looks = self._find_looks()
 
     @property
     def solved(self) -> int:
         """How many different segments there were."""
         return len(self._solved)
 
-    def find(self, start: int, stop: int, most: int = _MOST_OPTIONS) -> list[Option]:
-        """Return at most so many options of ops `start` up to `stop`, the fewest bytes first."""
-        segment = _Segment(self._facts, start, stop)
-        key = segment.key(self._idle, self._outlived)
+    def find(self, start: int, stop: int) -> Choices:
+        """Return the options of ops `start` up to `stop`, the fewest bytes first."""
+        key, first = tuple(self._looks[start:stop]), self._firsts[start]
         solved = self._solved.get(key)
         if solved is None:
+            segment = _Segment(self._facts, start, stop)
             found = [self._measure(segment, keep) for keep in segment.solve(_MOST_OPTIONS)]
-            best = _best_options(found, _MOST_OPTIONS)
-            solved = self._solved[key] = [_moved(option, -segment.first) for option in best]
-        return [_moved(option, segment.first) for option in _fewer(solved, most)]
+            options = _best_options(found, _MOST_OPTIONS)
+            solved = self._solved[key] = columns(options), first
+        choices, origin = solved
+        return choices._replace(take=lambda number: _moved(choices.take(number), first - origin))
+
+    def _find_looks(self) -> list[int]:
+        """Return a number for each op: ops with the same number look the same in any segment."""
+        facts, numbers = self._facts, dict[Any, int]()
+        levels = [facts.base_at, facts.base_before, self._idle, self._outlived]
+
+        def look(op: int) -> Any:
+            first = self._firsts[op]
+            made = tuple((v - first, facts.nbytes[v], self._uses(v, op)) for v in facts.makes[op])
+            reads = tuple(r - first for r in facts.reads[op])
+            saves = tuple(s - first for s in facts.saves[op])
+            step = first - self._firsts[op - 1] if op else 0
+            return step, made, reads, saves, facts.seconds[op], *(level[op] for level in levels)
+
+        return [numbers.setdefault(look(op), len(numbers)) for op in range(facts.count)]
+
+    def _uses(self, value: int, op: int) -> Any:
+        facts = self._facts
+        is_bound = facts.is_fixed[value] or facts.outlives[value]
+        readers, users = facts.readers[value], facts.users[value]
+        last = max(readers[-1:] + users[-1:], default=op) - op
+        overwriter = facts.overwriter.get(value, op) - op
+        return is_bound, last, facts.forward_end[value] - op, overwriter
 
     def _measure(self, segment: _Segment, keep: set[int]) -> Option:
         facts = self._facts
@@ -115,7 +154,6 @@ class _Segment:
         self._facts = facts
         self._ops = range(start, stop)
         self._own = [v for op in self._ops for v in facts.makes[op]]
-        self.first = min(self._own, default=0)
         own = set(self._own)
         self._targets: dict[int, int] = {}  # what backward uses here, with the first op that does
         self._last_use: dict[int, int] = {}  # and with the last one
@@ -130,24 +168,6 @@ class _Segment:
         facts = self._facts
         uses = facts.readers[value] + facts.users[value]
         return bool(uses) and (facts.is_fixed[value] or facts.outlives[value] or max(uses) >= stop)
-
-    def key(self, *levels: list[int]) -> Any:
-        """Return what two segments have in common if they have the same options."""
-        facts, first = self._facts, self.first
-        here = slice(self._ops.start, self._ops.stop)
-        ops = tuple(
-            (
-                tuple(r - first if r >= first else -1 for r in facts.reads[op]),
-                tuple(
-                    (v - first, facts.nbytes[v], facts.forward_end[v] - op) for v in facts.makes[op]
-                ),
-                tuple(s - first for s in facts.saves[op] if s in self._targets),
-                facts.seconds[op],
-            )
-            for op in self._ops
-        )
-        around = [tuple(level[here]) for level in (facts.base_at, facts.base_before, *levels)]
-        return ops, tuple(sorted(v - first for v in self.forced)), *around
 
     # -- which subsets --
 
@@ -354,6 +374,24 @@ def _pareto(nbytes: Any, seconds: Any) -> list[int]:
     return order[is_better].tolist()  # type: ignore[no-any-return]
 
 
+def best_points(needs: Any, seconds: Any, unit: int, points: int) -> Any:
+    """Return which points to go on with: the best of every small range of bytes, in their order.
+
+    Those of equal seconds are told apart by their bytes; none costs as much as one below it.
+    """
+    # Why a root? It makes the ranges of small budgets finer, where a byte is worth more.
+    ranges = (np.sqrt(needs * (points * points / unit))).astype(np.int64)
+    least = np.full(int(ranges.max()) + 1, np.inf)
+    np.minimum.at(least, ranges, seconds)
+    # A range below which another one is as good is of no use: most points end here.
+    least[1:][least[1:] >= np.minimum.accumulate(least)[:-1]] = -np.inf
+    good = np.flatnonzero(seconds <= least[ranges])
+    order = good[np.lexsort((needs[good], ranges[good]))]
+    is_first = np.ones(len(order), dtype=bool)
+    is_first[1:] = ranges[order][1:] != ranges[order][:-1]
+    return order[is_first]
+
+
 def _best(subsets: list[_Subset], most: int) -> list[_Subset]:
     """Return those that no other one beats, and of them at most so many."""
     best: list[_Subset] = []
@@ -371,17 +409,27 @@ def _best_options(options: list[Option], most: int) -> list[Option]:
         )
         if not beaten:
             best.append(option)
-    return _fewer(best, most)
+    return fewer_options(best, most)
 
 
-def _fewer(options: list[Option], most: int) -> list[Option]:
-    return _thin(options, [(o.kept_bytes, o.seconds) for o in options], most)
+def columns(options: Sequence[Option]) -> Choices:
+    """Return options as columns."""
+    return Choices(
+        np.array([[option.kept_bytes] for option in options], dtype=np.int64),
+        np.array([[option.need_bytes] for option in options], dtype=np.int64),
+        np.array([[option.seconds] for option in options]),
+        options.__getitem__,
+    )
 
 
 def _moved(option: Option, by: int) -> Option:
     """Return the option of another segment that looks the same."""
-    keep = tuple(value + by for value in option.keep)
-    return Option(keep, option.kept_bytes, option.need_bytes, option.seconds)
+    return replace(option, keep=tuple(value + by for value in option.keep))
+
+
+def fewer_options(options: list[Option], most: int) -> list[Option]:
+    """Return at most so many options, the first and last included."""
+    return _thin(options, [(o.kept_bytes, o.seconds) for o in options], most)
 
 
 def _thin(things: list[_T], points: list[tuple[int, float]], most: int) -> list[_T]:

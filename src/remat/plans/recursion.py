@@ -9,7 +9,9 @@ the short ones first.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Iterator
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
@@ -17,12 +19,12 @@ import numpy as np
 
 from .facts import Facts
 from .long_segments import LongSegments
-from .options import Option, SegmentOptions
+from .options import Choices, Option, SegmentOptions, best_points, fewer_options
 from .plan import Stage
 
 __all__ = ["Groups"]
 
-_MOST_PARTS = 32
+_MOST_PARTS = 24
 _POINTS = 96  # of a curve
 _OPTIONS = 5  # of a part that is passed
 _PASSED_OPS = 64  # of a longer part nothing is held but what crosses
@@ -57,19 +59,18 @@ class Groups:
         self._cuts = cuts
         self._coarse = _fewer(facts, cuts)
         self._unit = max(1, facts.trace.saved_bytes)
-        ends = {pair: (self._cuts[pair[0]], self._cuts[pair[1]]) for pair in self._pairs()}
-        self._as_one = {pair: segments.option(*ops) for pair, ops in ends.items()}
-        self._inside = {pair: segments.inside(*ops) for pair, ops in ends.items()}
+        self._segments = segments
         parts = {*pairwise(self._coarse), *pairwise(range(len(cuts)))}
         self._passed = {
-            part: self._on_the_way(part, options.find(*ends[part], _OPTIONS))
+            part: self._on_the_way(part, options.find(*ops))
             for part in sorted(parts)
-            if part[1] - part[0] == 1 or ends[part][1] - ends[part][0] <= _PASSED_OPS
+            for ops in [(cuts[part[0]], cuts[part[1]])]
+            if part[1] - part[0] == 1 or ops[1] - ops[0] <= _PASSED_OPS
         }
         self._sweep = self._sweep_seconds()
         self._live = [self._live_bytes(part) for part in range(len(self._cuts) - 1)]
         self._curves: dict[tuple[int, int], _Points] = {}
-        for first, stop in sorted(ends, key=lambda pair: pair[1] - pair[0]):
+        for first, stop in sorted(self._pairs(), key=lambda pair: pair[1] - pair[0]):
             self._solve(first, stop)
 
     def _pairs(self) -> list[tuple[int, int]]:
@@ -103,9 +104,9 @@ class Groups:
     # -- the curves --
 
     def _solve(self, first: int, stop: int) -> None:
-        need, seconds = self._inside[first, stop]
-        zero = np.zeros(1, dtype=np.int64)
-        alone = np.array([need]), np.array([seconds])
+        row = self._segments.row(first)
+        alone = row.need_inside[stop : stop + 1], row.seconds_inside[stop : stop + 1]
+        zero = _zeros(1)
         found = [_Points(*alone, zero, zero, zero, [_Way(-1)])]
         for cut in range(first + 1, stop):
             if (first, cut) in self._curves and (cut, stop) in self._curves:
@@ -118,27 +119,28 @@ class Groups:
     def _in_rounds(self, first: int, cut: int, stop: int) -> _Points:
         """Deal with what comes after a cut first; then begin once more."""
         rest, before = self._curves[cut, stop], self._curves[first, cut]
-        held, live = self._as_one[first, cut].kept_bytes, self._live_at(first, cut, stop)
-        levels = np.unique(np.concatenate([np.maximum(held + rest.needs, live), before.needs]))
-        r = np.searchsorted(held + rest.needs, levels, side="right") - 1
-        b = np.searchsorted(before.needs, levels, side="right") - 1
-        is_enough = (r >= 0) & (b >= 0) & (levels >= live)
-        r, b = r[is_enough], b[is_enough]
+        held, live = self._segments.row(first).kept[cut], self._live_at(first, cut, stop)
+        needs = held + rest.needs
+        least = max(live, needs[0], before.needs[0])
+        levels = np.concatenate([[least], needs, before.needs])
+        levels = levels[levels >= least]
+        r = needs.searchsorted(levels, side="right") - 1
+        b = before.needs.searchsorted(levels, side="right") - 1
         seconds = rest.seconds[r] + before.seconds[b] + (self._sweep[cut] - self._sweep[first])
-        zero = np.zeros(len(r), dtype=np.int64)
-        return _Points(levels[is_enough], seconds, zero, r, b, [_Way(cut)])
+        return _Points(levels, seconds, _zeros(len(r)), r, b, [_Way(cut)])
 
-    def _on_the_way(self, part: tuple[int, int], options: list[Option]) -> list[Option]:
+    def _on_the_way(self, part: tuple[int, int], choices: Choices) -> list[Option]:
         """Return the options of a part that hold only what is made when the part is passed.
 
         Those are the ops that lead to what crosses its end.
         """
-        facts, made = self._facts, set(self._as_one[part].keep)
+        facts, made = self._facts, set(self._segments.keep(*part))
         wanted = set(made)
         for op in range(self._cuts[part[1]] - 1, self._cuts[part[0]] - 1, -1):
             if not wanted.isdisjoint(facts.makes[op]):
                 made.update(facts.makes[op])
                 wanted.update(facts.reads[op])
+        options = fewer_options([choices.take(n) for n in range(len(choices.kept))], _OPTIONS)
         return [option for option in options if made.issuperset(option.keep)]
 
     def _passing(self, first: int, cut: int, stop: int, option: Option) -> _Points:
@@ -148,8 +150,8 @@ class Groups:
         level = max(option.need_bytes, option.kept_bytes + live)
         needs = np.maximum(option.kept_bytes + rest.needs, level)
         seconds = rest.seconds + (self._sweep[cut] - self._sweep[first] + option.seconds)
-        numbers = np.arange(len(needs))
-        return _Points(needs, seconds, 0 * numbers, numbers, 0 * numbers, [_Way(cut, option)])
+        zeros = _zeros(len(needs))
+        return _Points(needs, seconds, zeros, np.arange(len(needs)), zeros, [_Way(cut, option)])
 
     def _live_at(self, first: int, cut: int, stop: int) -> int:
         """Return the most bytes while the parts before a cut run again for a later stage."""
@@ -158,13 +160,7 @@ class Groups:
     def _best(self, found: list[_Points]) -> _Points:
         needs = np.concatenate([points.needs for points in found])
         seconds = np.concatenate([points.seconds for points in found])
-        ranges = (np.sqrt(needs / self._unit) * _POINTS).astype(np.int64)
-        order = np.lexsort((needs, seconds, ranges))
-        order = order[np.unique(ranges[order], return_index=True)[1]]
-        least = np.minimum.accumulate(seconds[order])
-        is_better = np.ones(len(order), dtype=bool)
-        is_better[1:] = seconds[order][1:] < least[:-1]
-        chosen = order[is_better]
+        chosen = best_points(needs, seconds, self._unit, _POINTS)
         way = np.repeat(np.arange(len(found)), [len(points.needs) for points in found])
         rest = np.concatenate([points.rest for points in found])
         before = np.concatenate([points.before for points in found])
@@ -175,25 +171,25 @@ class Groups:
 
     # -- what others see --
 
-    def starts(self, op: int) -> list[tuple[int, Option]]:
-        """Return the options of all groups that begin at an op, with the op where they end."""
-        first, found = self._cuts.index(op), []
+    def starts(self, first: int) -> Iterator[tuple[int, Choices]]:
+        """Yield what can be done with all groups that begin at a cut, and the cut of their end."""
         for stop in range(first + 2, len(self._cuts)):
-            if (first, stop) not in self._curves:
-                continue
-            as_one, curve = self._as_one[first, stop], self._curves[first, stop]
-            chosen = [n for n in range(len(curve.needs)) if curve.ways[curve.way[n]].cut >= 0]
-            for number in chosen[:: math.ceil(len(chosen) / _OFFERED) or 1]:
-                need = int(curve.needs[number]) + as_one.kept_bytes
-                group = first, stop, number
-                cost = float(curve.seconds[number])
-                option = Option(as_one.keep, as_one.kept_bytes, need, cost, group)
-                found.append((self._cuts[stop], option))
-        return found
+            curve = self._curves.get((first, stop))
+            chosen = np.zeros(0) if curve is None else np.flatnonzero(curve.way)
+            if curve is not None and len(chosen):
+                chosen = chosen[:: math.ceil(len(chosen) / _OFFERED)]
+                yield stop, self._choices(first, stop, curve, chosen)
 
-    def stages(self, group: tuple[int, int, int]) -> list[Stage]:
-        """Return the stages of a group, in forward order."""
-        return self._stages(*group, frozenset())
+    def _choices(self, first: int, stop: int, curve: _Points, chosen: Any) -> Choices:
+        kept = int(self._segments.row(first).kept[stop])
+        needs, seconds = curve.needs[chosen] + kept, curve.seconds[chosen]
+
+        def take(number: int) -> Option:
+            stages = self._stages(first, stop, int(chosen[number]), frozenset())
+            keep = self._segments.keep(first, stop)
+            return Option(keep, kept, int(needs[number]), float(seconds[number]), tuple(stages))
+
+        return Choices(np.array([[kept]]), needs[:, None], seconds[:, None], take)
 
     def _stages(self, first: int, stop: int, number: int, hold: frozenset[int]) -> list[Stage]:
         curve = self._curves[first, stop]
@@ -204,9 +200,14 @@ class Groups:
             held = frozenset(way.option.keep)
             before = [Stage(self._cuts[first])]
         else:
-            held = frozenset(self._as_one[first, way.cut].keep)
+            held = frozenset(self._segments.keep(first, way.cut))
             before = self._stages(first, way.cut, int(curve.before[number]), frozenset())
         return before + self._stages(way.cut, stop, int(curve.rest[number]), hold | held)
+
+
+@functools.cache
+def _zeros(count: int) -> Any:
+    return np.zeros(count, dtype=np.int64)
 
 
 def _fewer(facts: Facts, cuts: list[int]) -> list[int]:

@@ -22,7 +22,6 @@ from .plan import Plan
 
 __all__ = ["Relief"]
 
-_LEVELS = 20  # of memory at which plans are improved: parts of the plain peak, as people ask for
 _REPAIRS = 40  # rounds of evictions in a row
 _STEP = 64  # one part in so many of a level is freed in a round
 
@@ -41,7 +40,7 @@ class _Eviction(NamedTuple):
 
 
 class Relief:
-    """Plans of one trace that no other one found beats, as lifetimes."""
+    """Finds plans of one trace op by op, for one level of memory at a time."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
@@ -50,35 +49,58 @@ class Relief:
         self._time_of = {op: facts.count + 2 * p for p, op in enumerate(self._evaluator.order)}
         self._until = math.inf  # so much work of the evaluator
         self.front: Front[Lifetimes] = Front()
+        self._is_descending = True  # the front does not depend on what is asked for later
+        self.outcomes: dict[int, list[Outcome]] = {}  # what fits into each level
+
+    def descend(self, levels: Iterable[int], known: Callable[[int], _Known | None]) -> None:
+        """Fill the front: from the plan that recomputes nothing down, level by level.
+
+        `known` gives a plan for about so many bytes, to begin with as well.
+        """
+        above = self._plain()
+        for level in levels:
+            starts = [above, *self._known(known(level))]
+            found = [self._repair(start, level) for start in starts]
+            self.outcomes[level] = [outcome for outcome in found if outcome is not None]
+            best = self.front.best(level)
+            if best is None:
+                break
+            above = best
+        self._is_descending = False
+
+    def improved(self, level: int, work: int) -> Plan | None:
+        """Return a plan within a level that was made of those found there by so much work."""
+        best: Outcome | None = None
+        self._until = math.inf
+        plain = self._repair(self._plain(), level)
+        starts = [*self.outcomes.get(level, ()), *([] if plain is None else [plain])]
+        for outcome in starts:
+            self._until = self._evaluator.work + work
+            found, better = outcome, self._better(outcome, level)
+            while better is not None:
+                found, better = better, self._better(better, level)
+            if best is None or found.seconds < best.seconds:
+                best = found
+        self._until = math.inf
+        return None if best is None else self._evaluator.plan(best)
 
     def plan(self, number: int) -> Plan:
         """Return a plan of the front."""
         return self._evaluator.plan(self._evaluator.evaluate(self.front.items[number]))
 
-    def search(self, known: Callable[[int], list[_Known]], work: int) -> None:
-        """Fill the front: go down from the plan that recomputes nothing, and improve at levels.
-
-        `known` gives plans for about so many bytes, to begin with as well.
-        """
+    def _plain(self) -> Lifetimes:
+        """Return what recomputes nothing."""
         facts = self._facts
         saved = {v for v, users in enumerate(facts.users) if users and not facts.is_external[v]}
-        outcome = self._try(Lifetimes(frozenset(saved) - self._always))
-        evaluator, top = self._evaluator, outcome.peak_bytes
-        stop = evaluator.work + work
-        for part in range(_LEVELS - 1, 0, -1):
-            level = top * part // _LEVELS
-            starts = [self._effective(evaluator.lifetimes_of(*other)) for other in known(level)]
-            starts.append(outcome.lifetimes)
-            for number, start in enumerate(starts):
-                tries = len(starts) - number + 2 * (part - 1)
-                self._improve(start, level, max(0, stop - evaluator.work) // tries)
-            if (best := self.front.best(level)) is None:
-                break
-            outcome = evaluator.evaluate(best)
+        return Lifetimes(frozenset(saved) - self._always)
+
+    def _known(self, known: _Known | None) -> list[Lifetimes]:
+        return [] if known is None else [self._effective(self._evaluator.lifetimes_of(*known))]
 
     def _try(self, lifetimes: Lifetimes) -> Outcome:
         outcome = self._evaluator.evaluate(lifetimes)
-        self.front.add(outcome.peak_bytes, outcome.seconds, lifetimes)
+        if self._is_descending:
+            self.front.add(outcome.peak_bytes, outcome.seconds, lifetimes)
         return outcome
 
     def _effective(self, lifetimes: Lifetimes) -> Lifetimes:
@@ -88,14 +110,6 @@ class Relief:
             (v, self._evaluator.node_of(time)) for time, replay in replays for v in replay.remade
         }
         return Lifetimes(lifetimes.keep, lifetimes.drops & made)
-
-    def _improve(self, lifetimes: Lifetimes, level: int, work: int) -> None:
-        """Fill the front from lifetimes on, within a level of bytes."""
-        self._until = math.inf
-        outcome = self._repair(lifetimes, level)
-        self._until = self._evaluator.work + work
-        while outcome is not None:
-            outcome = self._better(outcome, level)
 
     def _better(self, outcome: Outcome, level: int) -> Outcome | None:
         """Return a plan with fewer seconds that restores something and fits, if there is one."""

@@ -8,14 +8,15 @@ needs max(n, k + m). All numbers are exact; only how many points a curve may hav
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .facts import Facts
 from .long_segments import LongSegments
-from .options import Option, SegmentOptions
+from .options import Choices, Option, SegmentOptions, best_points
 from .plan import Plan, Stage
 from .recursion import Groups
 
@@ -31,9 +32,9 @@ _JOINED_OPS = 64
 class Curve:
     """Seconds of recomputation against bytes, and the segments of each point."""
 
-    def __init__(self, table: _Table, groups: Groups) -> None:
+    def __init__(self, table: _Table, cuts: list[int]) -> None:
         self._table = table
-        self._groups = groups
+        self._cuts = cuts
         points = zip(table.needs[0].tolist(), table.seconds[0].tolist(), strict=True)
         # The (bytes, seconds) that no other point beats, the fewest bytes first.
         self.points: list[tuple[int, float]] = list(points)
@@ -44,8 +45,7 @@ class Curve:
         stages: list[Stage] = []
         for start, option in self._table.walk(number):
             keep.update(option.keep)
-            group = option.group
-            stages += [Stage(start)] if group is None else self._groups.stages(group)
+            stages += option.stages or [Stage(self._cuts[start])]
         return Plan(frozenset(keep), tuple(stages))
 
 
@@ -84,14 +84,9 @@ def solve_segments(facts: Facts, cuts: list[int]) -> Curve:
     """Return the curve of all ways to cut a trace at some of the cuts."""
     table = _Table(cuts, facts.trace.saved_bytes)
     finder = _Finder(facts, cuts)
-    places = {cut: place for place, cut in enumerate(cuts)}
     for start in range(len(cuts) - 2, -1, -1):
-        for stop, option in finder.options_from(start):
-            table.offer(stop, option)
-        for stop, option in finder.groups.starts(cuts[start]):
-            table.offer(places[stop], option)
-        table.close(start)
-    return Curve(table, finder.groups)
+        table.close(start, list(finder.choices_from(start)))
+    return Curve(table, cuts)
 
 
 class _Finder:
@@ -100,27 +95,33 @@ class _Finder:
     def __init__(self, facts: Facts, cuts: list[int]) -> None:
         self._cuts = cuts
         self._options = SegmentOptions(facts)
-        self._long = LongSegments(facts)
+        self._long = LongSegments(facts, cuts)
         for start, stop in pairwise(cuts):
             self._options.find(start, stop)
         # Where all parts are different, fewer of them are looked at together.
         most = max(2, _MOST_SOLVED // max(1, self._options.solved))
-        self._joined = range(1, 1 + most) if self._options.solved < 40 else _JOINED[:most]
+        self._joined = _JOINED[:most]
         self.groups = Groups(facts, cuts, self._options, self._long)
 
-    def options_from(self, start: int) -> list[tuple[int, Option]]:
-        """Return the options of all segments that begin at a cut, with the cut where they end."""
-        cuts, found = self._cuts, []
-        first = cuts[start]
+    def choices_from(self, start: int) -> Iterator[tuple[int, Choices]]:
+        """Yield what can be done with the segments that begin at a cut, and where they end."""
+        cuts, first = self._cuts, self._cuts[start]
         for size in self._joined:
             stop = start + size
             if stop < len(cuts) and (size == 1 or cuts[stop] - first <= _JOINED_OPS):
-                found += [(stop, o) for o in self._options.find(first, cuts[stop])]
-        for stop in range(start + 2, len(cuts)):
-            if not self._long.fits(first, cuts[stop]):
-                break
-            found.append((stop, self._long.option(first, cuts[stop])))
-        return found
+                yield stop, self._options.find(first, cuts[stop])
+        for stop in self._long.stops(start):
+            yield stop, self._long.choices(start, stop)
+        yield from self.groups.starts(start)
+
+
+class _Came(NamedTuple):
+    """How a point of a curve is reached: what is done first, and the point after it."""
+
+    stop: int
+    choices: Choices
+    number: int
+    point: int
 
 
 class _Table:
@@ -132,44 +133,28 @@ class _Table:
         last = len(cuts) - 1
         self.needs: dict[int, Any] = {last: np.zeros(1, dtype=np.int64)}
         self.seconds: dict[int, Any] = {last: np.zeros(1)}
-        self._came: dict[int, list[tuple[int, Option, int]]] = {}
-        self._offers: list[tuple[int, Option]] = []
+        self._came: dict[int, list[_Came]] = {}
 
-    def offer(self, stop: int, option: Option) -> None:
-        self._offers.append((stop, option))
-
-    def close(self, start: int) -> None:
-        """Take the best of what was offered for a cut, in every small range of bytes."""
-        needs = [np.maximum(o.need_bytes, o.kept_bytes + self.needs[s]) for s, o in self._offers]
-        seconds = [o.seconds + self.seconds[s] for s, o in self._offers]
-        sizes = [len(need) for need in needs]
-        which = np.repeat(np.arange(len(sizes)), sizes)
-        at = np.concatenate([np.arange(size) for size in sizes])
+    def close(self, start: int, offers: list[tuple[int, Choices]]) -> None:
+        """Take the best of what can be done from a cut on, in every small range of bytes."""
+        needs = [np.maximum(c.need, c.kept + self.needs[s]).ravel() for s, c in offers]
+        seconds = [(c.seconds + self.seconds[s]).ravel() for s, c in offers]
+        ends = np.cumsum([len(need) for need in needs])
         need, second = np.concatenate(needs), np.concatenate(seconds)
-        chosen = self._best(need, second)
+        chosen = best_points(need, second, self._unit, _POINTS)
         self.needs[start], self.seconds[start] = need[chosen], second[chosen]
+        which = np.searchsorted(ends, chosen, side="right")
+        within = chosen - np.concatenate([[0], ends])[which]
         self._came[start] = [
-            (*self._offers[w], int(p)) for w, p in zip(which[chosen], at[chosen], strict=True)
+            _Came(*offers[w], *divmod(at, len(self.needs[offers[w][0]])))
+            for w, at in zip(which.tolist(), within.tolist(), strict=True)
         ]
-        self._offers = []
-
-    def _best(self, need: Any, seconds: Any) -> Any:
-        # Why a root? It makes the ranges of small budgets finer, where a byte is worth more.
-        ranges = (np.sqrt(need / self._unit) * _POINTS).astype(np.int64)
-        least = np.full(int(ranges.max()) + 1, np.inf)
-        np.minimum.at(least, ranges, seconds)
-        good = np.flatnonzero(seconds <= least[ranges])
-        order = good[np.lexsort((need[good], ranges[good]))]
-        firsts = order[np.unique(ranges[order], return_index=True)[1]]
-        running = np.minimum.accumulate(seconds[firsts])
-        is_better = np.ones(len(firsts), dtype=bool)
-        is_better[1:] = seconds[firsts][1:] < running[:-1]
-        return firsts[is_better]
 
     def walk(self, point: int) -> list[tuple[int, Option]]:
+        """Return the segments of a point: where they begin, and what is done with them."""
         segments, cut = [], 0
         while cut < len(self._cuts) - 1:
-            stop, option, point = self._came[cut][point]
-            segments.append((self._cuts[cut], option))
-            cut = stop
+            came = self._came[cut][point]
+            segments.append((cut, came.choices.take(came.number)))
+            cut, point = came.stop, came.point
         return segments

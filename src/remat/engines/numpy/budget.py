@@ -15,6 +15,7 @@ from ...errors import BudgetTooSmallError, UnsupportedError
 from ...plans import PassRecord, Plan, Trace
 from ...plans.following import Planned, needed_keeps
 from ...plans.planner import Planner, Plans, too_small
+from ...plans.similar import Searches
 from ...random_states import RandomStates, default_sources
 from ...sizes import parse_budget
 from .recording.planned import PlannedRegion
@@ -42,6 +43,7 @@ class Budget:
     def __init__(self, budget: int | float | str, planner: Planner, *, share: float = 1.0) -> None:
         self._budget = budget
         self._planner = planner
+        self._searches = Searches(planner)
         self._share = share  # of it that is planned for
         self._region: PlannedRegion | None = None  # of the part of a pass that runs
         self.planned: list[Planned] = []  # the one that ran last comes first
@@ -129,7 +131,7 @@ class Budget:
         """
         if not trace.ops:
             return Plan(frozenset()), Plan(frozenset())
-        plans, budget = self._planner(trace), self._bytes(trace)
+        plans, budget = self._searches(trace), self._bytes(trace)
         later = this_time = self._plan_for(budget, plans)
         room = budget - plans.memory_bytes
         if later.extra_seconds and room > _LEAST_ROOM * budget:

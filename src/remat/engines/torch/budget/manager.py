@@ -18,6 +18,7 @@ from ....observers import warn_once
 from ....plans import PassRecord, Plan, Trace
 from ....plans.following import Follower, Planned
 from ....plans.planner import Planner, too_small
+from ....plans.similar import Searches
 from ....sizes import format_bytes, parse_budget
 from ..memory.uncounted_writes import on_optimizer_step
 from ..modes import changing_mode, why_it_counts
@@ -36,6 +37,8 @@ _REFINED = 1  # passes after which a plan is made again, with seconds of warm ke
 _CORRECTED = 3  # passes after which plans stay as they are
 _TOLERANCE = 1.05  # times the budget is what a pass may take without a warning
 _MANY = 32  # plans that are remembered
+_NEW_PROGRAMS = 4  # that are planned at once, although nobody has followed a plan so far
+_PASSES_EACH = 10  # that follow plans pay for one more
 
 
 class Budget:
@@ -44,6 +47,9 @@ class Budget:
     def __init__(self, budget: int | float | str, planner: Planner, *, share: float = 1.0) -> None:
         self._budget = budget
         self._planner = planner
+        self._searches = Searches(planner)
+        self._credit = float(_NEW_PROGRAMS)  # of programs to be planned when they first run
+        self._unplanned: list[Any] = []  # the ops of the last pass that was not
         self._share = share  # of it that is planned for
         self.planned: list[Planned] = []  # the one that ran last comes first
         self.last: PassRecord | None = None
@@ -198,9 +204,24 @@ class Budget:
         if ended.follower.is_complete and ended.follows:
             planned = ended.follower.current
             assert planned is not None
+            self._credit = min(self._credit + 1 / _PASSES_EACH, _NEW_PROGRAMS)
             self._ran_again(planned, ended)
-        else:
+        elif self._is_worth_planning(ended):
             self._plan(ended)
+
+    def _is_worth_planning(self, ended: BudgetedPass) -> bool:
+        """Return whether a program is likely to run again.
+
+        One whose ops differ from step to step (experts that get no token, stochastic depth) would
+        be planned in every step, and the plans never be followed. It keeps to the budget without.
+        """
+        funcs = [key[0] for key in ended.tracer.keys]
+        is_repeated, self._unplanned = funcs == self._unplanned, funcs
+        if is_repeated or self._credit >= 1:
+            self._credit = max(0.0, self._credit - 1)
+            self._unplanned = []
+            return True
+        return False
 
     def backward_ended(self, ended: BudgetedPass) -> None:
         with self._lock:
@@ -239,7 +260,7 @@ class Budget:
         return planned
 
     def _plan_trace(self, trace: Trace, reserved: int = 0) -> Plan:
-        budget, plans = self._bytes(trace.plain_peak), self._planner(trace)
+        budget, plans = self._bytes(trace.plain_peak), self._searches(trace)
         try:
             return plans.plan(max(1, int(budget * self._share) - reserved))
         except BudgetTooSmallError as error:

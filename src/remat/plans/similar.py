@@ -1,0 +1,132 @@
+"""One search for programs that are the same but for their sizes.
+
+What to keep of a pass depends on the order of its ops and on how bytes and seconds are shared out
+among them, and little on how many there are. So a trace with the ops and the wiring of one that has
+been searched takes its plan from there: that for the same part of the plain peak, judged on the new
+trace. Only where no plan fits, or one costs clearly more than it does where it comes from, the new
+trace is searched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from ..errors import BudgetTooSmallError
+from ..sizes import parse_budget
+from .plan import Plan
+from .planner import Planner, Plans
+from .simulate import Judge
+from .trace import Trace
+
+__all__ = ["Searches"]
+
+_MANY = 4  # programs whose searches are held
+_TRIES = 8  # smaller budgets of the search, until a plan fits
+_STEP = 0.96  # times the budget is the next one
+_MARGIN = 0.02  # of a plain pass: a plan may cost so much more here than where it comes from
+_RENEWED = 3  # times that a program is searched again because of the margin
+
+
+class Searches:
+    """Finds plans of traces, and searches only those that are new."""
+
+    def __init__(self, planner: Planner) -> None:
+        self._planner = planner
+        self._kept: dict[str, _Kept] = {}  # by program, the one that was used last at the end
+
+    def __call__(self, trace: Trace) -> Plans:
+        """Return the plans of a trace."""
+        program = _program(trace)
+        kept = self._kept.pop(program, None)
+        if kept is None:
+            kept = _Kept(trace, self._planner)
+        elif kept.trace != trace and kept.trace.signature == trace.signature:
+            kept.search(trace)  # its ops were timed once more
+        self._kept[program] = kept
+        while len(self._kept) > _MANY:
+            del self._kept[next(iter(self._kept))]
+        return kept.plans if kept.trace == trace else _SimilarPlans(kept, trace)
+
+
+class _Kept:
+    """The search of a program, and the sizes that it was made for."""
+
+    def __init__(self, trace: Trace, planner: Planner) -> None:
+        self._planner = planner
+        self._margin_searches = 0
+        self.search(trace)
+
+    def search(self, trace: Trace) -> Plans:
+        plans = self._planner(trace)
+        self.trace, self.plans, self.plain_peak = trace, plans, trace.plain_peak
+        return plans
+
+    def may_search_again(self) -> bool:
+        """Return whether a plan that costs too much is worth a search: not with ever new sizes."""
+        self._margin_searches += 1
+        return self._margin_searches <= _RENEWED
+
+
+class _SimilarPlans:
+    """The plans of a trace, by those of another one with the same ops."""
+
+    def __init__(self, kept: _Kept, trace: Trace) -> None:
+        self._kept = kept
+        self._trace = trace
+        self._judge = Judge(trace)
+        self.plain_peak = trace.plain_peak
+        self.memory_bytes = 0
+
+    def plan(self, memory_budget: int | float | str) -> Plan:
+        budget = parse_budget(memory_budget, whole=self.plain_peak)
+        found = self._scaled(budget)
+        if found is None or (self._is_dear(*found) and self._kept.may_search_again()):
+            plans = self._kept.search(self._trace)
+            self.memory_bytes = plans.memory_bytes
+            return plans.plan(memory_budget)
+        return found[0]
+
+    def _scaled(self, budget: int) -> tuple[Plan, Plan] | None:
+        """Return a plan that fits here, and the one that it comes from."""
+        scaled = budget * self._kept.plain_peak / max(1, self.plain_peak)
+        for _ in range(_TRIES):
+            try:
+                source = self._kept.plans.plan(int(scaled))
+            except BudgetTooSmallError:
+                return None
+            peak, seconds, _ = self._judge.score(source)
+            if peak <= budget:
+                return self._adapted(source, peak, seconds, budget), source
+            scaled *= _STEP
+        return None
+
+    def _adapted(self, source: Plan, peak: int, seconds: float, budget: int) -> Plan:
+        return replace(
+            source,
+            peak_bytes=peak,
+            extra_seconds=seconds,
+            lower_bound_seconds=0.0,  # that of the source is not one here
+            memory_budget=budget,
+            plain_peak_bytes=self.plain_peak,
+            signature=self._trace.signature,
+        )
+
+    def _is_dear(self, plan: Plan, source: Plan) -> bool:
+        there = source.extra_seconds / max(1e-12, _seconds(self._kept.trace))
+        here = plan.extra_seconds / max(1e-12, _seconds(self._trace))
+        return here > there + _MARGIN
+
+
+def _seconds(trace: Trace) -> float:
+    return trace.seconds + trace.backward_seconds
+
+
+def _program(trace: Trace) -> str:
+    """Return the same text for traces with the same ops and wiring, whatever their sizes."""
+    ops = [(op.name, op.reads, op.makes, op.saves) for op in trace.ops]
+    values = [
+        (value.made_by, value.overwrites, value.kind.value, value.requires_grad)
+        for value in trace.values
+    ]
+    return hashlib.sha256(repr((ops, values)).encode()).hexdigest()
