@@ -96,6 +96,7 @@ class _Loop:
         self._items: Items | None = None
         self._seen: Layout | None = None  # kinds of the values, at the last look
         self._lengths: list[int] | None = None  # of lists, at the last look
+        self._first_lengths: list[int] | None = None
         self._examples: list[list[Any]] = [[] for _ in plan.outputs]
         self._age = 0  # looks since the first one
         self._changes = 0  # looks that found values of other kinds
@@ -157,6 +158,8 @@ class _Loop:
         """Note what turns add to lists: examples of their outputs."""
         lengths = [len(each) if type(each) is list else 0 for each in targets]
         self._age = 0 if self._lengths is None else self._age + 1
+        if self._first_lengths is None:
+            self._first_lengths = lengths
         if self._lengths is not None and self._age <= _TRIES:
             for place, before in enumerate(self._lengths):
                 if lengths[place] - before > len(self._examples[place]):
@@ -197,12 +200,22 @@ class _Loop:
             if is_fixed or not _is_changeable(given[place], api):
                 continue
             references = sys.getrefcount(given[place])
+            if references > _count_references():  # (those that lists of outputs hold are followed)
+                references -= self._times_stored(place, given)
             if references > _count_references() or api.is_seen_elsewhere(given[place]):
                 return (
                     f"its body changes {name} in place, and something else refers to it, too: "
                     "change a copy"
                 )
         return None
+
+    def _times_stored(self, place: int, given: Sequence[Any]) -> int:
+        """Count the references to a value that turns have put into lists of outputs."""
+        count = sum(item is given[place] for items in self._examples for item in items)
+        for at, before in enumerate(self._first_lengths or (), len(self._plan.state)):
+            if type(given[at]) is list:
+                count += sum(item is given[place] for item in given[at][before:])
+        return count
 
     def _unsuitable(self, values: Sequence[Any], targets: Sequence[Any]) -> str | None:
         plan, api = self._plan, self._runtime.values
@@ -320,6 +333,9 @@ class _Loop:
             at=self._runtime.place(plan),
         )
         state = frame.initial(values, self._turn)
+        if plan.is_written_later:  # and the runner holds the state until then
+            is_array = api.is_array_type
+            state = trees.map_leaves(lambda v: api.copied(v) if is_array(type(v)) else v, state)
         if needs_one:  # a runner plans by what the first step is given
             place = len(arrays)
             state = (*state[:place], api.tracked_zero(self._like), *state[place + 1 :])
