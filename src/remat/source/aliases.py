@@ -55,20 +55,21 @@ def part_names(body: Iterable[ast.AST]) -> set[str]:
     for node in walk_scope(body):
         value = getattr(node, "value", None)
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for name in set().union(*(_aliases(each, value) for each in targets)):
-                if not isinstance(value, ast.Name):
-                    found.add(name)
+            for each in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                found |= set(_aliases(each, value, is_whole_name=False))
     return found
 
 
-def _aliases(target: ast.expr, value: ast.expr) -> Iterator[str]:
+def _aliases(
+    target: ast.expr, value: ast.expr, *, is_whole_name: bool = True
+) -> Iterator[str]:
+    """Generate names that get what may be a part of something, or the whole of a name."""
     both = isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List)
     if both and len(target.elts) == len(value.elts):  # type: ignore[attr-defined]
         pairs = zip(target.elts, value.elts, strict=True)  # type: ignore[attr-defined]
         for one, other in pairs:
-            yield from _aliases(one, other)
-    elif _may_alias(value):
+            yield from _aliases(one, other, is_whole_name=is_whole_name)
+    elif _may_alias(value) and (is_whole_name or not isinstance(value, ast.Name)):
         yield from bound_names(target)
 
 
