@@ -1,7 +1,7 @@
 """Objects that have several names around a loop: transformed, they are the same objects."""
 
 # Code as users write it, so not as a linter wants it.
-# ruff: noqa: B007, B023, E731
+# ruff: noqa: B007, B023
 
 from __future__ import annotations
 
@@ -240,3 +240,14 @@ def test_a_function_that_stores_into_an_object_is_found(engine: str) -> None:
     words = "changes holder, a list, dict or object|left a traced value"
     with pytest.raises(remat.RematError, match=words):
         outcome(remat.checkpoint_loops(function), engine)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "torch"])
+def test_strict_refuses_a_generator_of_any_length(engine: str) -> None:
+    def function(xp, x, xs):
+        for k in iter([0.5, 0.25, 0.125]):
+            x = xp.sin(x) * k
+        return x
+
+    with pytest.raises(remat.LoopTransformError, match="items cannot be asked for again"):
+        outcome(remat.checkpoint_loops(function, strict=True), engine)

@@ -60,9 +60,7 @@ def part_names(body: Iterable[ast.AST]) -> set[str]:
     return found
 
 
-def _aliases(
-    target: ast.expr, value: ast.expr, *, is_whole_name: bool = True
-) -> Iterator[str]:
+def _aliases(target: ast.expr, value: ast.expr, *, is_whole_name: bool = True) -> Iterator[str]:
     """Generate names that get what may be a part of something, or the whole of a name."""
     both = isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List)
     if both and len(target.elts) == len(value.elts):  # type: ignore[attr-defined]
