@@ -20,6 +20,7 @@ import remat
 
 ARRAYS = ["a", "b", "c"]
 FRESH = ["u", "v"]
+REFUSED = (remat.LoopTransformError, remat.UnsupportedError)
 INVALID = "autograd saved what was changed in place later"
 
 
@@ -357,7 +358,7 @@ def outcome_torch(function: Any) -> Any:
 
 def difference(plain: Any, transformed: Any) -> str | None:
     """Say how two outcomes differ."""
-    if INVALID in (plain, transformed) or transformed is remat.LoopTransformError:
+    if INVALID in (plain, transformed) or transformed in REFUSED:
         return None  # whether autograd comes by a dead branch of the graph is its own affair
     if isinstance(plain, type) or isinstance(transformed, type):
         return None if plain is transformed else f"{plain} and {transformed}"
@@ -393,7 +394,7 @@ def examine(
         transformed = remat.checkpoint_loops(function, **{"min_steps": 2, **options})
         with remat.CheckpointProfiler() as profiler:
             found = outcome(transformed)
-    if found is remat.LoopTransformError:
+    if found is not plain and isinstance(found, type) and found in REFUSED:
         fate = "refused while it ran"
     elif found == INVALID != plain:
         fate = "refused by autograd"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .random_loops import check, write
+from .random_loops import NamesWriter, check, write
 
 pytest.importorskip("torch")
 
@@ -20,6 +20,26 @@ ONCE_WRONG = [12, 17, 49, 51, 70, 107, 113, 133, 179, 333, 2046, 2505, 2679, 377
 def test_programs_that_once_went_wrong(seed: int, engine: str) -> None:
     words, _ = check(seed, engine)
     assert words is None, write(seed)
+
+
+# Arrays with several names: items of lists, what a body reads, parts that are written to later,
+# functions that are kept.
+NAMES_ONCE_WRONG = [1, 4, 13, 18, 25, 43, 45, 49, 55, 135, 149, 180, 560, 568]
+
+
+@pytest.mark.parametrize("engine", ["numpy", "torch"])
+@pytest.mark.parametrize("seed", NAMES_ONCE_WRONG)
+def test_names_that_once_went_wrong(seed: int, engine: str) -> None:
+    words, _ = check(seed, engine, NamesWriter)
+    assert words is None, write(seed, NamesWriter)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "torch"])
+@settings(max_examples=20)
+@given(seed=st.integers(0, 10**9))
+def test_a_random_program_with_many_names(engine: str, seed: int) -> None:
+    words, _ = check(seed, engine, NamesWriter)
+    assert words is None, write(seed, NamesWriter)
 
 
 @pytest.mark.parametrize("engine", ["numpy", "torch"])

@@ -6,6 +6,7 @@
     analysis    what is known of a loop: its state, its outputs, or why it stays as it is
     rewriting   a loop becomes a step function and a call of the loop runner
     transform   all of these in a row, once for each function
+    identity    which objects are the same ones, before, in and after a loop
     frames, iterables, outputs, runtime   what generated code calls when it runs
 
 No engine is known here: `protocols` says what the caller has to provide.

@@ -23,6 +23,9 @@ _VIEWS = frozenset(
 )
 
 
+_KEEPS = _VIEWS | {"append", "extend", "insert", "setdefault", "pop", "items"}
+
+
 def alias_names(
     body: Iterable[ast.AST], target: ast.expr | None, items: ast.expr | None
 ) -> set[str]:
@@ -52,20 +55,19 @@ def part_names(body: Iterable[ast.AST]) -> set[str]:
     for node in walk_scope(body):
         value = getattr(node, "value", None)
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for name in set().union(*(_aliases(each, value) for each in targets)):
-                if not isinstance(value, ast.Name):
-                    found.add(name)
+            for each in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                found |= set(_aliases(each, value, is_whole_name=False))
     return found
 
 
-def _aliases(target: ast.expr, value: ast.expr) -> Iterator[str]:
+def _aliases(target: ast.expr, value: ast.expr, *, is_whole_name: bool = True) -> Iterator[str]:
+    """Generate names that get what may be a part of something, or the whole of a name."""
     both = isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List)
     if both and len(target.elts) == len(value.elts):  # type: ignore[attr-defined]
         pairs = zip(target.elts, value.elts, strict=True)  # type: ignore[attr-defined]
         for one, other in pairs:
-            yield from _aliases(one, other)
-    elif _may_alias(value):
+            yield from _aliases(one, other, is_whole_name=is_whole_name)
+    elif _may_alias(value) and (is_whole_name or not isinstance(value, ast.Name)):
         yield from bound_names(target)
 
 
@@ -84,22 +86,23 @@ def _may_alias(value: ast.expr) -> bool:
     return False
 
 
-def relations(body: Iterable[ast.AST]) -> list[set[str]]:
+def relations(body: Iterable[ast.AST], *, calls: bool) -> list[set[str]]:
     """Return groups of names that may come to stand for the same object, or for parts of it.
 
-    Any call may return what it gets, or put it into something else that it gets.
+    Any call may return what it gets, or put it into something else that it gets; without `calls`,
+    only methods such as `append` do.
     """
     found: list[set[str]] = []
     for node in walk_scope(body):
         match node:
             case ast.Assign() | ast.AnnAssign() | ast.NamedExpr() | ast.withitem() | ast.Expr():
-                found.append(set(_handed_on(node)))
+                found.append(set(_handed_on(node, calls=calls)))
             case ast.AugAssign(value=ast.List() | ast.Tuple() | ast.Name()):
-                found.append(set(_handed_on(node)))
+                found.append(set(_handed_on(node, calls=calls)))
             case ast.For(target=target, iter=iterable):
-                found.append(bound_names(target) | set(_handed_on(iterable)))
-            case ast.Call():
-                found.append(set(_handed_on(node)))
+                found.append(bound_names(target) | set(_handed_on(iterable, calls=True)))
+            case ast.Call() if calls:
+                found.append(set(_handed_on(node, calls=calls)))
     return [group for group in found if len(group) > 1]
 
 
@@ -112,15 +115,21 @@ def related_names(name: str, groups: Iterable[set[str]]) -> set[str]:
     return found
 
 
-def _handed_on(node: ast.AST) -> Iterator[str]:
+def _handed_on(node: ast.AST, *, calls: bool) -> Iterator[str]:
     """Generate the names in an expression whose objects may be in its value."""
     if isinstance(node, ast.Name):
         yield node.id
     elif isinstance(node, ast.Subscript):
-        yield from _handed_on(node.value)
+        yield from _handed_on(node.value, calls=calls)
+    elif isinstance(node, ast.Call) and not calls and _called(node) not in _KEEPS:
+        return
     elif not isinstance(node, ast.BinOp | ast.UnaryOp | ast.Compare | ast.JoinedStr | ast.Lambda):
         for child in ast.iter_child_nodes(node):
-            yield from _handed_on(child)
+            yield from _handed_on(child, calls=calls)
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else ""
 
 
 def _is_range(iterable: ast.expr | None) -> bool:

@@ -54,6 +54,7 @@ class LoopPlan:
     outputs: tuple[Output, ...]
     needs_item: bool  # whether the body or what follows reads the loop variable
     is_exposed: bool  # whether the function may write to what the loop gives
+    is_written_later: bool  # whether it visibly does
     guarded: bool  # whether an exception in the loop may be swallowed around it
 
 
@@ -77,7 +78,8 @@ class _Analysis:
         self._live: dict[ast.stmt, Live] = live_names(function.body)
         self._bound = bound_at_loops(arguments, function.body)
         self._mutations = find_mutations(function.body)
-        self._relations = relations(function.body)
+        self._relations = relations(function.body, calls=True)
+        self._visible_relations = relations(function.body, calls=False)
         self._withs = [node for node in walk_scope(function.body) if isinstance(node, ast.With)]
         self._depths = dict(_depths(function.body, 0))
 
@@ -124,6 +126,8 @@ class _Analysis:
         unsure = reads - self._bound[loop]  # perhaps unbound: variables of the step, to be sure
         state = tuple(sorted(names | unsure))
         changed = {each.name for each in mutations if each.name}
+        exposed = self._exposed(loop, self._relations)
+        later = frozenset(self._exposed(loop, self._visible_relations))
         deeply = {each.name for each in mutations if each.name and each.depth > 1}
         return LoopPlan(
             number=number,
@@ -134,16 +138,17 @@ class _Analysis:
             changed=frozenset(changed) & frozenset(state),
             deeply=frozenset(deeply) & frozenset(state),
             reads=tuple(sorted(reads - unsure)),
-            volatile=frozenset(each.name for each in self._mutations if each.name),
+            volatile=frozenset(each.name for each in self._mutations if each.name) | later,
             is_steady=not _constants(body) & set(state),
             owns_reads=_hands_on(loop.body, set(reads) | _target(loop)),
             outputs=outputs,
             needs_item=bool(_target(loop) & (read_names(body) | set(state))),
-            is_exposed=not self._exposed(loop).isdisjoint((*state, *(o.name for o in outputs))),
+            is_exposed=not exposed.isdisjoint((*state, *(o.name for o in outputs))),
+            is_written_later=not later.isdisjoint(state),
             guarded=any(loop in ast.walk(each) for each in self._withs),
         )
 
-    def _exposed(self, loop: Loop) -> set[str]:
+    def _exposed(self, loop: Loop, groups: list[set[str]]) -> set[str]:
         """Return the names that may stand for what is written to outside of a loop's turns."""
         inside = {id(node) for node in ast.walk(loop)}
         around = self._facts.outermost.get(loop)
@@ -154,7 +159,7 @@ class _Analysis:
         for each in self._mutations:
             if id(each.node) not in inside and getattr(each.node, "lineno", end) >= end:
                 written |= {each.name} if each.name else read_names(each.node)
-        return set().union(*(related_names(name, self._relations) for name in written))
+        return set().union(*(related_names(name, groups) for name in written))
 
     def _refuse(
         self,
@@ -172,7 +177,7 @@ class _Analysis:
             return Refusal(
                 loop.lineno, f"an except or finally clause around it reads {name}, which it binds"
             )
-        for name in sorted(names & part_names(_turn(loop)) & self._exposed(loop)):
+        for name in sorted(names & part_names(_turn(loop)) & self._exposed(loop, self._relations)):
             return Refusal(
                 loop.lineno,
                 f"its body binds {name} to what may be a part of another object, and the function "

@@ -196,12 +196,12 @@ class Origins:
         owners: dict[Any, Token] = {}
         for array, token in (*around, *self._given):
             memory = self._api.memory(array)
-            if memory is not None and owners.setdefault(memory, token) != token:
-                if token[0] not in ("before", "read", "item"):
-                    raise self._at.error(
-                        "a variable or a list gets a view of another array, and the function may "
-                        "write to one of them; take a copy"
-                    )
+            is_first = memory is None or owners.setdefault(memory, token) == token
+            if not is_first and token[0] not in ("before", "read", "item"):
+                raise self._at.error(
+                    "a variable or a list gets a view of another array, and the function may "
+                    "write to one of them; take a copy"
+                )
 
     # -- after the loop ------------------------------------------------------------------------
 
@@ -275,7 +275,8 @@ def _tokens(
 
 def is_container(value: Any) -> bool:
     """Say whether a value is a list, a dict or the like: changeable, and taken apart as a tree."""
-    return _is_container_type(type(value))
+    kind: type = type(value)
+    return _is_container_type(kind)
 
 
 @functools.lru_cache(maxsize=1024)

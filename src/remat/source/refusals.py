@@ -151,14 +151,34 @@ def _passed_on(loop: Loop) -> set[int]:
 
 
 def _is_kept_by_call(node: ast.AST, parents: dict[int, ast.AST]) -> bool:
-    """Say whether a call that gets a function is there for its effect: fs.append(lambda: …)."""
+    """Say whether a call that gets a function may keep it.
+
+    One that is a statement is there for its effect: fs.append(lambda: …). So is one around it, as
+    in fs.append(partial(lambda: …)), unless the function is a keyword: sorted(…, key=lambda: …).
+    """
     parent = parents[id(node)]
-    call = parents[id(parent)] if isinstance(parent, ast.keyword) else parent
-    if not isinstance(parents.get(id(call)), ast.Expr):
-        return False
-    # What these get they go through at once.
-    consumes = getattr(call.func, "attr", "") in ("extend", "update")  # type: ignore[attr-defined]
-    return not (consumes and isinstance(node, ast.GeneratorExp))
+    if isinstance(parent, ast.keyword):
+        parent = parents[id(parent)]
+        return _is_statement(parent, parents)
+    if isinstance(node, ast.GeneratorExp):
+        # What these get they go through at once.
+        consumes = getattr(parent.func, "attr", "") in ("extend", "update")  # type: ignore[attr-defined]
+        return _is_statement(parent, parents) and not consumes
+    outer: ast.AST | None = parent
+    while isinstance(outer, ast.expr | ast.keyword):
+        if _is_partial(outer) or _is_statement(outer, parents):
+            return True
+        outer = parents.get(id(outer))
+    return False
+
+
+def _is_partial(node: ast.AST) -> bool:
+    function = node.func if isinstance(node, ast.Call) else None
+    return getattr(function, "attr", getattr(function, "id", "")) == "partial"
+
+
+def _is_statement(node: ast.AST, parents: dict[int, ast.AST]) -> bool:
+    return isinstance(parents.get(id(node)), ast.Expr)
 
 
 def _is_of_call(node: ast.AST, parents: dict[int, ast.AST]) -> bool:

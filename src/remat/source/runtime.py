@@ -53,7 +53,7 @@ class Runtime:
         self.values = values
         self.runner = runner
         self._filename = filename
-        self._strict = strict
+        self.is_strict = strict
         self._refused: set[int] = set()
 
     def for_loop(self, number: int, iterable: Any) -> ForLoop | CompiledFor:
@@ -77,7 +77,7 @@ class Runtime:
     def refuse(self, plan: LoopPlan, reason: str) -> None:
         """Say, once, that a loop stays as it is."""
         words = self.place(plan).words(reason)
-        if self._strict:
+        if self.is_strict:
             raise LoopTransformError(words)
         if plan.number not in self._refused:
             self._refused.add(plan.number)
@@ -96,6 +96,7 @@ class _Loop:
         self._items: Items | None = None
         self._seen: Layout | None = None  # kinds of the values, at the last look
         self._lengths: list[int] | None = None  # of lists, at the last look
+        self._first_lengths: list[int] | None = None
         self._examples: list[list[Any]] = [[] for _ in plan.outputs]
         self._age = 0  # looks since the first one
         self._changes = 0  # looks that found values of other kinds
@@ -118,7 +119,8 @@ class _Loop:
         self._track(targets)
         if not self._is_tracked(values, targets):
             return False
-        reason = shared or self._unsuitable(values, targets) or self._without_example(targets)
+        reason = shared or self._unsuitable(values, targets) or self._with_objects(values)
+        reason = reason or self._without_example(targets)
         if reason is not None:
             self._never = True
             self._runtime.refuse(self._plan, reason)
@@ -157,6 +159,8 @@ class _Loop:
         """Note what turns add to lists: examples of their outputs."""
         lengths = [len(each) if type(each) is list else 0 for each in targets]
         self._age = 0 if self._lengths is None else self._age + 1
+        if self._first_lengths is None:
+            self._first_lengths = lengths
         if self._lengths is not None and self._age <= _TRIES:
             for place, before in enumerate(self._lengths):
                 if lengths[place] - before > len(self._examples[place]):
@@ -169,9 +173,7 @@ class _Loop:
         for output, target, example in zip(
             self._plan.outputs, targets, self._examples, strict=True
         ):
-            if output.kind == "list" and (
-                len(target) < output.window or not example
-            ):
+            if output.kind == "list" and (len(target) < output.window or not example):
                 self._is_waiting = True
                 if self._age > _TRIES:
                     return f"its first {_TRIES} turns did not add to {output.name}"
@@ -197,12 +199,22 @@ class _Loop:
             if is_fixed or not _is_changeable(given[place], api):
                 continue
             references = sys.getrefcount(given[place])
+            if references > _count_references():  # (those that lists of outputs hold are followed)
+                references -= self._times_stored(place, given)
             if references > _count_references() or api.is_seen_elsewhere(given[place]):
                 return (
                     f"its body changes {name} in place, and something else refers to it, too: "
                     "change a copy"
                 )
         return None
+
+    def _times_stored(self, place: int, given: Sequence[Any]) -> int:
+        """Count the references to a value that turns have put into lists of outputs."""
+        count = sum(item is given[place] for items in self._examples for item in items)
+        for at, before in enumerate(self._first_lengths or (), len(self._plan.state)):
+            if type(given[at]) is list:
+                count += sum(item is given[place] for item in given[at][before:])
+        return count
 
     def _unsuitable(self, values: Sequence[Any], targets: Sequence[Any]) -> str | None:
         plan, api = self._plan, self._runtime.values
@@ -211,13 +223,6 @@ class _Loop:
                 f"it iterates over a {self._items.what}, whose items cannot be asked for again: "
                 "iterate over list(…)"
             )
-        examples = zip((each.name for each in plan.outputs), self._examples, strict=True)
-        for name, value in (*zip(plan.state, values, strict=True), *examples):
-            if any(loses_gradients(leaf, api) for leaf in _leaves(value)):
-                return (
-                    f"{name} holds an object with arrays, or that makes some: a state or a result "
-                    "is an array or a tuple, list, dict or dataclass of them"
-                )
         for name, value in zip(plan.state, values, strict=True):
             if name not in plan.changed or isinstance(value, _FIXED) or value is UNBOUND:
                 continue
@@ -231,6 +236,18 @@ class _Loop:
                 return f"its body changes {output.name} in place, a {type(target).__name__}"
         if self._is_open_ended:
             return self._runtime.runner.can_run_while(self._options)
+        return None
+
+    def _with_objects(self, values: Sequence[Any]) -> str | None:
+        """Name a variable or a list with an object that gradients would not flow through."""
+        named = [*zip(self._plan.state, values, strict=True)]
+        named += zip((each.name for each in self._plan.outputs), self._examples, strict=True)
+        for name, value in named:
+            if any(loses_gradients(leaf, self._runtime.values) for leaf in _leaves(value)):
+                return (
+                    f"{name} holds an object with arrays, or that makes some: a state or a result "
+                    "is an array or a tuple, list, dict or dataclass of them"
+                )
         return None
 
     def _can_collect(self, kind: str, target: Any) -> bool:
@@ -320,6 +337,9 @@ class _Loop:
             at=self._runtime.place(plan),
         )
         state = frame.initial(values, self._turn)
+        if plan.is_written_later:  # and the runner holds the state until then
+            is_array = api.is_array_type
+            state = trees.map_leaves(lambda v: api.copied(v) if is_array(type(v)) else v, state)
         if needs_one:  # a runner plans by what the first step is given
             place = len(arrays)
             state = (*state[:place], api.tracked_zero(self._like), *state[place + 1 :])
@@ -332,9 +352,7 @@ class _Loop:
             return False
         return self._items is None or not self._plan.needs_item or not self._items.needs_step
 
-    def _outputs(
-        self, targets: Sequence[Any], numbers: bool, origins: Origins
-    ) -> Outputs | None:
+    def _outputs(self, targets: Sequence[Any], numbers: bool, origins: Origins) -> Outputs | None:
         plan = self._plan
         if not plan.outputs:
             return None
@@ -426,7 +444,8 @@ class ForLoop(_Loop):
 
     def _counted(self, native: Iterable[Any]) -> Iterator[Any]:
         # What cannot be counted may have few turns, and is nothing to warn of then.
-        since = self._options.min_steps if self._items.length is None else 0
+        is_counted = self._items.length is not None or self._runtime.is_strict
+        since = 0 if is_counted else self._options.min_steps
         for self._turn, item in enumerate(native):
             self.due = self._is_time(since)
             yield item
