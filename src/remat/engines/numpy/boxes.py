@@ -277,12 +277,13 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
         return [part.tolist() for part in self] if self.ndim else self
 
     def _put_real(self, value: Any) -> None:
-        self.real[...] = value
+        # (Unlike an entry, a part may be set to a complex number.)
+        self.real[...] = value if np.ndim(value) else np.real(value)
 
     def _put_imag(self, value: Any) -> None:
         if self.dtype.kind != "c":
             raise TypeError("array does not have imaginary part to set")
-        self.imag[...] = value
+        self.imag[...] = value if np.ndim(value) else np.real(value)
 
     def _refuse_shape(self, value: Any) -> None:
         raise UnsupportedError(
