@@ -98,8 +98,9 @@ def checkpointed_scan(
     """Run `state, y = func(state, x)` over the entries of `xs`, and hold only a few states.
 
     `xs` is an array, or a pytree of arrays, whose first axis is the step. The outputs `ys` are
-    stacked along a new first axis (an empty tuple if there are no steps). The options are those
-    of `checkpointed_loop`.
+    stacked along a new first axis; if there are no steps, `func` is called once on zeros to learn
+    what it returns, and they are empty arrays of that kind. The options are those of
+    `checkpointed_loop`.
 
     >>> import numpy as np
     >>> final, ys = checkpointed_scan(lambda s, x: (s + x, s * x), np.zeros(()), np.arange(4.0))

@@ -91,6 +91,27 @@ SCALARS = (
     "{v} += np.sum({w})",
     "{v} *= 0.5",
 )
+COMPLEX = (
+    "{n} = {v} * (0.4 + 1j)",
+    "{n} = np.real(({v} + 0.3j) ** 2)",
+    "{n} = ({v} * 1j + 1.5) ** 0.5",
+    "{n} = 1 / ({v} + 2j) ** 2",
+    "{n} = np.abs({v} + 1j * {w}) ** 2",
+    "{n} = np.fft.fft({v})",
+    "{n} = np.imag({v} * (1 - 1j))",
+    "{n} = np.cumprod({v} + 0.5j, axis=0)",
+    "{n} = np.vecdot({v}, {w} * 1j)",
+    "{n} = np.prod({v}.T)",
+    "{v}.real = {w}",
+    "{v} **= 2",
+)
+SINGLE = (
+    "{n} = {v}.astype(np.float32)",
+    "{n} = np.float32(0.7) * {v}",
+    "{n} = np.average({v}, axis=0, weights={v} * 0 + np.float32(0.3))",
+    "{n} = np.nanmean({v}, axis=0)",
+    "{n} = np.median({v}, axis=0)",
+)
 _INDICES = ("1:", ":2", "0", "-1", "::2", "1:3", "...", "0:1", ":")
 
 
@@ -158,7 +179,7 @@ _MARKS = (  # the first outside of scopes, too
 def _source(lines: list[str]) -> str:
     body = "".join(f"    {line}\n" for line in lines)
     parts = " + ".join(
-        f"np.sum(np.sin({name}) * {0.3 + 0.2 * i:.1f})" for i, name in enumerate(NAMES)
+        f"np.sum(np.real(np.sin({name})) * {0.3 + 0.2 * i:.1f})" for i, name in enumerate(NAMES)
     )
     return f"{_HEAD}{body}    return {parts}\n"
 

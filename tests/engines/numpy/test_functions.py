@@ -22,9 +22,6 @@ FUNCTIONS = functions()
 WRONG: dict[str, str] = {}
 # Errors that are neither UnsupportedError nor TypeError nor NotImplementedError.
 CRASHES: dict[str, str] = {
-    "np.angle": "A,list, traced [0, 1, 2, 3]: raised ValueError: The truth...",
-    "np.cumsum": "float, traced [0]: raised AttributeError: 'float' object ...",
-    "np.nan_to_num": "A,list, traced [0, 1, 2, 3]: raised ValueError: The truth...",
     "np.linalg.svd": "mask,A,0, traced [1, 2]: raised ValueError: The truth val...",
 }
 

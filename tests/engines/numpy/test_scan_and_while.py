@@ -101,7 +101,8 @@ def test_inputs_and_outputs_may_be_trees(schedule, traced) -> None:
 def test_a_scan_over_nothing() -> None:
     final, ys = remat.checkpointed_scan(cell(np, W), S, np.zeros((0, 3)))
     assert same_bits(final, S)
-    assert ys == ()
+    one = remat.checkpointed_scan(cell(np, W), S, np.zeros((1, 3)))[1]
+    assert (ys.shape, ys.dtype) == ((0, *one.shape[1:]), one.dtype)
 
 
 @pytest.mark.parametrize("steps", [1, 2])
@@ -342,3 +343,36 @@ def test_a_condition_that_draws_random_numbers() -> None:
     np.random.seed(0)
     found = remat.grad(lambda x: np.sum(remat.checkpointed_while(cond, step, x, 1)[0]))(S)
     assert same_bits(found, expected)
+
+
+def test_a_scan_over_nothing_returns_empty_outputs() -> None:
+    generator = np.random.default_rng(0)
+    before = generator.bit_generator.state
+    calls = [0]
+
+    def step(state, x):
+        calls[0] += 1
+        generator.normal()
+        state *= 2
+        return state, (state + x["a"], {"sum": np.sum(x["a"]) * 1j})
+
+    def f(start):
+        final, (ys, sums) = remat.checkpointed_scan(step, start, {"a": np.zeros((0, 2), "f4")})
+        assert (ys.shape, ys.dtype) == ((0, 2), np.float64)
+        assert (sums["sum"].shape, sums["sum"].dtype.kind) == ((0,), "c")
+        return np.sum(final) + np.sum(ys)
+
+    start = np.ones(2)
+    assert remat.grad(f)(start).tolist() == [1.0, 1.0]
+    assert f(start) == 2.0
+    assert calls == [0]
+    assert generator.bit_generator.state == before
+
+
+def test_an_error_of_the_step_on_zeros_says_so() -> None:
+    def step(state, x):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as error:
+        remat.checkpointed_scan(step, np.ones(2), np.zeros((0, 2)))
+    assert "zeros" in error.value.__notes__[0]

@@ -45,6 +45,8 @@ rules: dict[Any, Callable[..., Any]] = {}
 def call(func: Any, args: Any, kwargs: Any) -> Any:
     """Call a NumPy function some of whose arguments are, or contain, traced arrays."""
     _refuse_options(func, args, kwargs)
+    if kwargs.get("out", kwargs) is None:
+        kwargs = {name: value for name, value in kwargs.items() if name != "out"}
     rule = rules.get(func)
     wrapper = None if rule else _wrapper(func)
     if rule is None and wrapper is None:
@@ -72,9 +74,8 @@ def fitting_error(func: Any, args: Any, kwargs: Any, error: Exception) -> Except
         func(*_plain_tree(args), **_plain_tree(kwargs))
     except Exception as own:
         return own
-    return UnsupportedError(
-        f"np.{func.__name__} is not followed with these arguments ({error or type(error).__name__})"
-    )
+    reason = str(error) or str(error.__cause__ or type(error).__name__)
+    return UnsupportedError(f"np.{func.__name__} is not followed with these arguments ({reason})")
 
 
 def _plain_tree(value: Any) -> Any:
@@ -160,16 +161,16 @@ def _names(func: Any) -> tuple[str, ...]:
 
 def positional(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Move traced keyword arguments to the front: autograd looks at positional ones only."""
-    if not any(has_box(value) for value in kwargs.values()):
+    traced = [name for name, value in kwargs.items() if has_box(value)]
+    if not traced:
         return args, kwargs
-    try:
-        bound = _signature(func).bind(*args, **kwargs)
-    except ValueError:
-        bound = None  # a C function without a signature
-    if bound is None or any(has_box(value) for value in bound.kwargs.values()):
-        names = [name for name, value in kwargs.items() if has_box(value)]
-        raise UnsupportedError(f"np.{func.__name__}: pass {names} by position to have it followed")
-    return bound.args, bound.kwargs
+    names = _names(func)
+    if not set(traced) <= set(names):
+        raise UnsupportedError(f"np.{func.__name__}: pass {traced} by position to have it followed")
+    parameters, rest, given = _signature(func).parameters, dict(kwargs), list(args)
+    for name in names[len(args) : max(map(names.index, traced)) + 1]:
+        given.append(rest.pop(name, parameters[name].default))
+    return tuple(given), rest
 
 
 # Options that autograd's rules leave out of account, and what they may be nevertheless.

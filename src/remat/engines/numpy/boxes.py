@@ -12,6 +12,7 @@ appear in traces that remat starts, also follow plain NumPy functions (`__array_
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -130,7 +131,8 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
         """Take over `result` as NumPy's augmented assignment, or its `out=`, does."""
         if not isinstance(plain(self), np.ndarray):
             return result  # numbers are not changed in place: the name gets another one
-        if not is_out and np.shape(result) != self.shape or not _fits(result, self.shape):
+        is_same = np.shape(result) == self.shape
+        if not is_same and not (is_out and _fits(result, self.shape)):
             raise ValueError(
                 f"non-broadcastable output operand with shape {self.shape} doesn't match the "
                 f"broadcast shape {np.shape(result)}"
@@ -141,8 +143,7 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
             result = result.astype(self.dtype)
         # (A ufunc returns a number for arrays without axes, and the array stays one.)
         is_array = isbox(result) and isinstance(plain(result), np.ndarray)
-        is_array = is_array and np.shape(result) == self.shape
-        self._become(result if is_array else replaced(self, ..., result))
+        self._become(result if is_array and is_same else replaced(self, ..., result))
         return self
 
     def _become(self, result: Any) -> None:
@@ -276,12 +277,13 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
         return [part.tolist() for part in self] if self.ndim else self
 
     def _put_real(self, value: Any) -> None:
-        self.real[...] = value
+        # (Unlike an entry, a part may be set to a complex number.)
+        self.real[...] = value if np.ndim(value) else np.real(value)
 
     def _put_imag(self, value: Any) -> None:
         if self.dtype.kind != "c":
             raise TypeError("array does not have imaginary part to set")
-        self.imag[...] = value
+        self.imag[...] = value if np.ndim(value) else np.real(value)
 
     def _refuse_shape(self, value: Any) -> None:
         raise UnsupportedError(
@@ -344,6 +346,30 @@ for _name in (
     *("swapaxes", "take", "trace", "var", "ptp"),
 ):
     setattr(TracedArray, _name, _method(_name))
+
+
+def _operator(name: str) -> Any:
+    """Call autograd's operator, and say what it does not follow."""
+    followed = getattr(ArrayBox, f"__{name}__")
+
+    def call(self: Any, other: Any) -> Any:
+        try:
+            return followed(self, other)
+        except RematError:
+            raise
+        except Exception as error:
+            plainly = getattr(operator, name.removeprefix("r"))
+            pair = (self, other) if hasattr(operator, name) else (other, self)
+            raise array_function.fitting_error(plainly, pair, {}, error) from error
+
+    call.__name__ = f"__{name}__"
+    return call
+
+
+for _name in ("add", "sub", "mul", "truediv", "matmul", "mod"):
+    setattr(TracedArray, f"__{_name}__", _operator(_name))
+    if hasattr(ArrayBox, f"__r{_name}__"):
+        setattr(TracedArray, f"__r{_name}__", _operator(f"r{_name}"))
 
 
 class TracedView(TracedArray):

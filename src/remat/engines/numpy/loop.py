@@ -57,7 +57,12 @@ def run_loop(
     outputs = Outputs(options.steps, wanted=scan)
     name = "checkpointed_scan" if scan else "checkpointed_loop"
     length = KnownLength(options, progress)
-    final, stacks, checkpoints = _run(name, loop.steps(call, outputs), loop, length, progress)
+    steps = loop.steps(call, outputs)
+    empty: list[Any] = []
+    if scan and not options.steps:
+        empty = steps.outputs_of_no_step(loop.leaves, capture(loop.holders))
+    final, stacks, checkpoints = _run(name, steps, loop, length, progress)
+    stacks = stacks or empty
     ys = trees.unflatten(outputs.structure, stacks) if outputs.structure is not None else ()
     return final, ys, checkpoints
 

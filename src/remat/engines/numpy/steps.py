@@ -24,6 +24,7 @@ from .tape import (
     Recording,
     SharedRoots,
     is_differentiable,
+    plain,
     record,
     refuse_boxes,
     zeros_like,
@@ -270,6 +271,26 @@ class Steps:
     def resident_bytes(self, held: HeldState) -> int:
         return sum(memories(held.leaves).values())
 
+    def outputs_of_no_step(self, leaves: list[Any], reach: Captures) -> list[Any]:
+        """Return empty stacks of outputs: run a step on zeros to learn what it returns.
+
+        Generators and numbers in its `reach` are set back.
+        """
+        randomness = Randomness(reach.generators)
+        random_state = randomness.snapshot()
+        state = trees.unflatten(self.structure, _copies([plain(leaf) for leaf in leaves]))
+        try:
+            with self.captures.filled(self.captured):
+                _, output = self.call(state, self.inputs.zeros())
+        except Exception as error:
+            error.add_note("raised on zeros, which show what a scan without steps returns")
+            raise
+        finally:
+            randomness.restore(random_state)
+            reach.restore_numbers()
+        arrays = map(np.asarray, self.outputs.flat(output))
+        return [np.empty((0, *array.shape), array.dtype) for array in arrays]
+
     # -- measuring -----------------------------------------------------------------------------
 
     def measure(self, initial: HeldState, *, exactly: bool) -> tuple[RecordedStep, Measured]:
@@ -365,6 +386,12 @@ class PerStep:
             return None
         # Copies: a step may work in place, and xs belongs to the caller.
         return trees.unflatten(self.structure, [_copy(leaf[step]) for leaf in self.leaves])
+
+    def zeros(self) -> Any:
+        """Return what a step would get if there was one."""
+        assert self.structure is not None
+        zeros = [np.zeros(leaf.shape[1:], leaf.dtype)[()] for leaf in self.leaves]
+        return trees.unflatten(self.structure, zeros)
 
     def reset_gradients(self) -> None:
         self.gradients = [None] * self.count

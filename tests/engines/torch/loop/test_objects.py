@@ -99,3 +99,21 @@ def test_a_state_may_hold_arrays_of_numpy(schedule: Any, in_place: bool) -> None
     assert x.grad is not None
     assert x.grad.tolist() == [120.0, 120.0]
     assert counts.tolist() == [0.0, 1.0]
+
+
+def test_a_scan_over_nothing_returns_empty_outputs() -> None:
+    norm = torch.nn.BatchNorm1d(2)
+    state = torch.get_rng_state()
+
+    def step(s: Any, x: Any) -> Any:
+        return norm(s) + torch.rand(3, 2), (s * x, {"sum": x.sum().long()})
+
+    start = torch.ones(3, 2, requires_grad=True)
+    final, (ys, sums) = remat.checkpointed_scan(step, start, torch.zeros(0, 2))
+    final.sum().backward()
+    assert ys.shape == (0, 3, 2)
+    assert (sums["sum"].shape, sums["sum"].dtype) == ((0,), torch.int64)
+    assert start.grad is not None
+    assert start.grad.tolist() == [[1.0, 1.0]] * 3
+    assert int(norm.num_batches_tracked) == 0
+    assert torch.equal(state, torch.get_rng_state())

@@ -16,6 +16,7 @@ from autograd.core import defvjp_argnums
 from autograd.extend import primitive
 from autograd.tracer import isbox
 
+from ....errors import RematError, UnsupportedError
 from ..array_function import as_array, positional, rules
 from ..tape import record, zeros_like
 
@@ -91,7 +92,15 @@ def _go_back(composition: _Function, argnums: Any, args: Any, kwargs: Any, g: An
         return [composition(*given, **kwargs)]
 
     inputs = [args[argnum] for argnum in argnums]
-    recording = record(run, inputs, [True] * len(inputs))
+    try:
+        recording = record(run, inputs, [True] * len(inputs))
+    except RematError:
+        raise
+    except Exception as error:  # NumPy accepts what the composition does not
+        name = composition.__name__.strip("_")
+        raise UnsupportedError(
+            f"np.{name} is not followed with these arguments ({error})"
+        ) from error
     sums = recording.go_back([g], [None] * len(inputs), once=not isbox(g))
     pairs = zip(inputs, sums, strict=True)
     return tuple(zeros_like(x) if total is None else total[0] for x, total in pairs)

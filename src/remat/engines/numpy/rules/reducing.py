@@ -143,6 +143,7 @@ def _cumsum(a: Any, axis: int | None = None, dtype: Any = None, out: Any = None)
 @composed(np.cumprod)
 def _cumprod(a: Any, axis: int | None = None, dtype: Any = None, out: Any = None) -> Any:
     a = a if dtype is None else np.astype(a, np.dtype(dtype))
+    a = a if np.ndim(a) else np.reshape(a, (1,))
     flat = np.ravel(a) if axis is None else np.moveaxis(a, axis, 0)
     rows: list[Any] = []
     for row in flat:

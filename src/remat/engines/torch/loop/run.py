@@ -63,6 +63,8 @@ def run_loop(
     name = "checkpointed_scan" if scan else "checkpointed_loop"
     length = KnownLength(options, progress)
     final, stacks, checkpoints = _run(name, steps, leaves, inputs, length, progress)
+    if scan and not options.steps:
+        stacks = steps.outputs_of_no_step(leaves)
     ys = trees.unflatten(outputs.structure, stacks) if outputs.structure is not None else ()
     return trees.unflatten(structure, final), ys, checkpoints
 

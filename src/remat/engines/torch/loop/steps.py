@@ -262,6 +262,19 @@ class Steps:
         storages = [t.untyped_storage() for t in tensors_of(held.leaves)]
         return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
+    def outputs_of_no_step(self, leaves: list[Any]) -> list[Any]:
+        """Return empty stacks of outputs: run a step on zeros to learn what it returns."""
+        detached = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        held = self.initial(detached, [False] * len(leaves))
+        zeros = [leaf.new_zeros(leaf.shape[1:]) for leaf in self.inputs.leaves]
+        with without_recorder(), torch.no_grad():
+            try:
+                _, outputs = self._run(self._own(held), zeros, 0, is_new=True)
+            finally:
+                self.effects.restore(held.effects)
+        arrays = map(self.outputs.as_array, outputs)
+        return [array.new_empty((0, *array.shape)) for array in arrays]
+
     # -- a run of a step -----------------------------------------------------------------------
 
     @property
