@@ -354,7 +354,7 @@ def test_numbers_of_modules_beside_others_are_listed() -> None:
 def test_blocks_with_which_a_plan_does_something_else_have_their_own_name() -> None:
     values = tuple(Value(8, made_by=i) for i in range(4))
     ops = tuple(Op("exp", (), (i,), 0.0, module=f"h.{i}") for i in range(4))
-    found = repeated_modules(Trace(ops, values), kept={0, 1, 3})
+    found = repeated_modules(Trace(ops, values), dropped={2})
     assert [str(found[f"h.{i}"]) for i in range(4)] == [
         *["h.{0-1,3} x 3"] * 2,
         "h.2",
