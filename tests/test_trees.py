@@ -7,6 +7,7 @@ import collections
 import dataclasses
 from typing import Any, NamedTuple
 
+import optree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,3 +129,30 @@ def test_any_tree_comes_apart_and_together(tree) -> None:
     assert trees.unflatten(structure, leaves) == tree
     assert len(trees.paths(tree)) == len(leaves)
     assert trees.map_leaves(lambda leaf: leaf, tree) == tree
+
+
+def test_a_structure_is_described_with_what_is_in_it() -> None:
+    def described(tree):
+        return trees.describe(trees.flatten(tree)[1])
+
+    assert described(1.0) == "an array"
+    assert described({"h": 1.0, "c": [2.0, 3.0]}) == "{'h': array, 'c': [array, array]}"
+    assert described([1.0] * 3) != described([1.0] * 4)
+    assert described(None) == "None"
+    long = described([1.0] * 500)
+    assert long.endswith("... (500 arrays)")
+    assert len(long) < 250
+
+
+class Choosy:
+    """A node of a tree that is made of numbers only."""
+
+    def __init__(self, value):
+        self.value = value + 0
+
+
+def test_a_structure_that_takes_only_numbers_is_described_too() -> None:
+    optree.register_pytree_node(
+        Choosy, lambda c: ((c.value,), None), lambda _, c: Choosy(*c), namespace="remat"
+    )
+    assert "Choosy" in trees.describe(trees.flatten((Choosy(1.0), 2.0))[1])

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import optree
 
-from .sizes import shown
-
 __all__ = ["Leaves", "Structure", "describe", "flatten", "map_leaves", "paths", "unflatten"]
 
 _NAMESPACE = "remat"
@@ -72,14 +70,20 @@ def describe(structure: Structure) -> str:
     """Say what a structure looks like.
 
     >>> describe(flatten((1.0, 2.0))[1])
-    '((*, *))'
+    '(array, array)'
     """
     if structure.is_leaf():
         return "an array"
     try:
-        return shown(unflatten(structure, [_ARRAY] * structure.num_leaves))
+        text = repr(unflatten(structure, [_ARRAY] * structure.num_leaves))
     except Exception:  # a class of the user that takes no such values
-        return shown(structure)
+        text = str(structure).removeprefix("PyTreeSpec")
+    return (
+        text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({structure.num_leaves} arrays)"
+    )
+
+
+_LONGEST = 200  # of a description, in characters
 
 
 class _Array:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from remat.plans import Alive, Kind, Moment, Op, Plan, Simulation, Stage, Trace, Value, simulate
-from remat.plans.attribution import by_module, by_place
+from remat.plans.attribution import by_module, by_place, repeated_modules
 from remat.plans.simulate import simulate_plain
 
 from .networks import Builder
@@ -325,3 +325,38 @@ def test_the_gradient_of_an_input_belongs_to_no_module() -> None:
 def test_alive_at_the_peak_adds_up(count: int) -> None:
     done = simulate(chain(count, has_gradients=True), plan(set()))
     assert sum(thing.nbytes for thing in done.alive) == done.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["a", "b"], ["a", "b"]),
+        (["h.0", "h.1", "h.2"], ["h.* x 3"] * 3),
+        (["0", "1"], ["* x 2"] * 2),
+        (["h.0.e.0", "h.0.e.1", "h.1.e.0", "h.1.e.1"], ["h.*.e.* x 4"] * 4),
+        (["h.0.a", "h.1.a", "h.1.b"], ["h.0.a", "h.1.a", "h.1.b"]),
+        (["", "h.0", "h.1"], ["", "h.* x 2", "h.* x 2"]),
+    ],
+)
+def test_modules_that_do_the_same_go_by_one_name(paths: list[str], names: list[str]) -> None:
+    trace = Trace(tuple(Op("exp", (), (), 0.0, module=path) for path in paths), ())
+    found = repeated_modules(trace)
+    assert [str(found[path]) for path in paths] == names
+
+
+def test_numbers_of_modules_beside_others_are_listed() -> None:
+    ops = tuple(Op("exp" if i % 2 else "sin", (), (), 0.0, module=f"h.{i}") for i in range(9))
+    found = repeated_modules(Trace(ops, ()))
+    assert str(found["h.0"]) == "h.{0,2,4,..} x 5"
+    assert str(found["h.1"]) == "h.{1,3,5,..} x 4"
+
+
+def test_blocks_with_which_a_plan_does_something_else_have_their_own_name() -> None:
+    values = tuple(Value(8, made_by=i) for i in range(4))
+    ops = tuple(Op("exp", (), (i,), 0.0, module=f"h.{i}") for i in range(4))
+    found = repeated_modules(Trace(ops, values), dropped={2})
+    assert [str(found[f"h.{i}"]) for i in range(4)] == [
+        *["h.{0-1,3} x 3"] * 2,
+        "h.2",
+        "h.{0-1,3} x 3",
+    ]

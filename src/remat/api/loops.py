@@ -157,7 +157,8 @@ def checkpointed_while(
     check_budget(num_checkpoints, memory_budget)
     if isinstance(memory_budget, float):
         raise ValueError(
-            f"memory_budget must be bytes where the length is not known, got {memory_budget!r}"
+            f"memory_budget must be bytes where the length is not known, got the fraction "
+            f"{memory_budget!r}"
         )
     engine = engine_for(trees.flatten(initial_state)[0])
     final, checkpoints = engine.run_while(

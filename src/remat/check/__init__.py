@@ -113,7 +113,7 @@ def _device(torch: Any, name: str | None) -> Any:
     if name is None:
         return torch.device(there[-1])
     if name.partition(":")[0] not in DEVICES:
-        raise ValueError(f"--device is one of {', '.join(DEVICES)}, got {name!r}")
+        raise ValueError(f"--device must be one of {', '.join(DEVICES)}, got {name!r}")
     if name.partition(":")[0] not in there:
         raise ValueError(f"--device {name}: this torch has only {', '.join(there)}")
     return torch.device(name)

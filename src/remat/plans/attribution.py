@@ -89,11 +89,11 @@ class _Module:
         return self.ops, [(name, part.sameness()) for name, part in self.parts.items()]
 
 
-def repeated_modules(trace: Trace, kept: Collection[int] = ()) -> dict[str, Repeated]:
+def repeated_modules(trace: Trace, dropped: Collection[int] = ()) -> dict[str, Repeated]:
     """Return by path what modules are called together with those that do the same.
 
-    They do the same if their ops make as many bytes, and as much of that is among the values
-    `kept`.
+    They do the same if their ops make as many bytes, and the same of that is among the values
+    `dropped`.
 
     >>> from remat.plans import Op, Trace
     >>> paths = ["h.0.act", "h.1.act", "h.2.act", "head"]
@@ -107,7 +107,7 @@ def repeated_modules(trace: Trace, kept: Collection[int] = ()) -> dict[str, Repe
         for name in op.module.split("."):
             module = module.parts.setdefault(name, _Module())
         module.ops.append(
-            (op.name, [(trace.values[made].nbytes, made in kept) for made in op.makes])
+            (op.name, [(trace.values[made].nbytes, made in dropped) for made in op.makes])
         )
     return dict(_names(root, "", Repeated("", 1)))
 

@@ -114,12 +114,16 @@ def _computed(trace: Trace) -> list[int]:
     return [number for number in trace.saved if trace.values[number].kind is Kind.COMPUTED]
 
 
+def _dropped(trace: Trace, plan: Plan) -> frozenset[int]:
+    return frozenset(trace.saved) - plan.keep
+
+
 def module_rows(trace: Trace, plan: Plan) -> list[ModuleRow]:
     """Return what a plan does by module, those that hold or recompute most first.
 
     Blocks that repeat, and with which the plan does the same, are one row.
     """
-    names = repeated_modules(trace, plan.keep)
+    names = repeated_modules(trace, _dropped(trace, plan))
     kept: dict[Repeated, int] = {}
     dropped: dict[Repeated, int] = {}
     seconds: dict[Repeated, float] = {}
@@ -149,10 +153,10 @@ def module_rows(trace: Trace, plan: Plan) -> list[ModuleRow]:
 
 
 def modules_at_peak(
-    trace: Trace, simulation: Simulation, kept: Collection[int] = ()
+    trace: Trace, simulation: Simulation, dropped: Collection[int] = ()
 ) -> list[tuple[str, str, int]]:
     """Return what is alive at the peak: module and line, what it is, bytes; the largest first."""
-    names = repeated_modules(trace, kept)
+    names = repeated_modules(trace, dropped)
     found: dict[tuple[str, str], int] = {}
     for alive in simulation.alive:
         key = _place_of(trace, alive, names), alive.what
@@ -182,7 +186,7 @@ class MemoryReport:
     def at_peak(self) -> list[tuple[str, str, int]]:
         """What is alive at the peak: module and line, what it is, bytes; the largest first."""
         simulation = simulate(self.trace, self._plan)
-        return modules_at_peak(self.trace, simulation, self._plan.keep)
+        return modules_at_peak(self.trace, simulation)
 
     def text(self) -> str:
         """Return it as text."""
@@ -240,7 +244,7 @@ def _moment(trace: Trace, simulation: Simulation) -> str:
 
 
 def _alive_table(trace: Trace, simulation: Simulation, plan: Plan) -> str:
-    rows = modules_at_peak(trace, simulation, plan.keep)
+    rows = modules_at_peak(trace, simulation, _dropped(trace, plan))
     return _table(
         ["module and line", "what", "bytes"],
         [[place, what, format_bytes(nbytes)] for place, what, nbytes in rows],
