@@ -191,8 +191,7 @@ def test_a_newer_pytorch_is_not(monkeypatch) -> None:
 
 def test_the_lower_bound_is_that_of_the_package() -> None:
     project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())["project"]
-    lowest = ".".join(map(str, backend.LOWEST))
-    assert project["optional-dependencies"]["torch"] == [f"torch>={lowest}"]
+    assert project["optional-dependencies"]["torch"] == [f"torch>={backend.LOWEST}"]
 
 
 # -- where private names stand ---------------------------------------------------------------------

@@ -85,7 +85,7 @@ Guard = AbstractContextManager[None]
 LOWEST = (2, 12)  # as in pyproject.toml
 if torch.__version__ < LOWEST:
     raise UnsupportedError(
-        f"remat needs PyTorch {'.'.join(map(str, LOWEST))} or newer; this is {torch.__version__}. "
+        f"remat needs PyTorch {LOWEST} or newer; this is {torch.__version__}. "
         "Install a newer PyTorch: pip install --upgrade torch"
     )
 
