@@ -32,6 +32,7 @@ __all__ = [
     "OBSERVING_MODES",
     "SPARSE_MM_REDUCE",
     "TENSOR_FUNCTIONS",
+    "TO_COPY",
     "AccumulateGrad",
     "Guards",
     "HigherOrderOperator",
@@ -82,8 +83,8 @@ __all__ = [
 
 Guard = AbstractContextManager[None]
 
-LOWEST = (2, 12)  # as in pyproject.toml
-if torch.__version__ < LOWEST:
+LOWEST = "2.12"  # as in pyproject.toml
+if torch.__version__ < LOWEST:  # a `TorchVersion`, which compares as versions do
     raise UnsupportedError(
         f"remat needs PyTorch {LOWEST} or newer; this is {torch.__version__}. "
         "Install a newer PyTorch: pip install --upgrade torch"
@@ -479,6 +480,7 @@ OpOverload: Any = type(_OP)
 OpOverloadPacket: Any = type(torch.ops.aten.add)  # ops without overload
 # The class of flex_attention; none that has instances, if it is missing.
 HigherOrderOperator: Any = getattr(torch._ops, "HigherOrderOperator", _Missing)
+TO_COPY: Any = _private("ops.aten._to_copy", "a copy with another dtype or device")
 SPARSE_MM_REDUCE: Any = _private(
     "ops.aten._sparse_mm_reduce_impl", "computes less if no gradient is needed"
 )

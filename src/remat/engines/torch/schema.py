@@ -16,6 +16,7 @@ from .backend import (
     NN_FUNCTIONS,
     SPARSE_MM_REDUCE,
     TENSOR_FUNCTIONS,
+    TO_COPY,
     OpOverload,
     on_conjugates,
     with_version_counters,
@@ -214,7 +215,7 @@ _UNINITIALIZED = {
 # Memory that a custom Function hands to its kernels may begin as zeros, or as a copy.
 _SCRATCH = {
     aten.clone,
-    aten._to_copy,
+    TO_COPY,
     aten.zeros,
     aten.zeros_like,
     aten.new_zeros,
