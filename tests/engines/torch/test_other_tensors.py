@@ -373,11 +373,20 @@ UNDER_A_BUDGET = {
 def test_a_budget_with_other_tensors(program) -> None:
     w = torch.randn(8, 8, requires_grad=True)
     (expected,) = torch.autograd.grad(program(w).sum(), w)
-    with remat.CheckpointManager(memory_budget=80_000) as manager:
+    budget = 52_000 if program is an_expert_without_tokens else 80_000  # not all of it fits
+    with remat.CheckpointManager(memory_budget=budget) as manager:
         for _ in range(3):
             (found,) = torch.autograd.grad(program(w).sum(), w)
             assert torch.equal(found, expected)
     assert manager.last_pass is not None
+
+
+def test_a_model_with_a_budget_takes_nested_tensors() -> None:
+    model = remat.auto_checkpoint(nn.Linear(8, 8), memory_budget="1MB")
+    given = torch.nested.nested_tensor([torch.ones(3, 8), torch.ones(5, 8)])
+    for _ in range(3):
+        torch.nested.to_padded_tensor(model(given), 0.0).sum().backward()
+    assert model.bias.grad.sum() == 3 * 8 * 8
 
 
 def test_parameters_can_be_swapped_after_a_fused_optimizer() -> None:

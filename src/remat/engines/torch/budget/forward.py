@@ -119,10 +119,13 @@ def _modes(forward: Callable[..., Any]) -> Any:
 
 
 def _shapes(args: Any, kwargs: Any) -> Any:
-    """Return what tells calls apart: shapes and types of tensors, and all other values."""
+    """Return what tells calls apart: shapes and types of tensors, and all other values.
+
+    Nested tensors have no shape: calls with them are never the same.
+    """
     leaves, structure = trees.flatten((args, kwargs))
     return structure, tuple(
-        (leaf.shape, leaf.dtype, leaf.requires_grad)
+        (object() if leaf.is_nested else leaf.shape, leaf.dtype, leaf.requires_grad)
         if isinstance(leaf, Tensor)
         else leaf
         if isinstance(leaf, int | float | str | bool | None)

@@ -107,6 +107,8 @@ class PassRegion(Region):
         self, table: KnownValues, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> bool:
         """Return whether an op belongs to a pass; the one before may end with it."""
+        if not (self.current.has_begun or torch.is_grad_enabled()):
+            return False  # the common case of a validation
         with_grad = _with_grad(args, kwargs) if torch.is_grad_enabled() else []
         if self.current.is_over:
             self._restart()

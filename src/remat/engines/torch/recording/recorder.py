@@ -328,6 +328,8 @@ class Recorder(TorchDispatchMode):
 
     def _run_between(self, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
         """Run an op between two passes, of which nothing is remembered."""
+        if not (traits.may_write or traits.reshapes_in_place or traits.uses_conjugates):
+            return traits.call(*args, **kwargs)
         out = self._run_unrecorded(traits, args, kwargs)
         if self.table.values or self.table.parameters:  # what it has written to
             self.table.reset()
