@@ -16,6 +16,7 @@ from remat.plans import Kind, Op, Plan, Trace, Value, frontier, plan_trace, simu
 from remat.plans import graph as graph_module
 from remat.plans.bounds import LowerBound
 from remat.plans.facts import Facts
+from remat.plans.graph import Frontier, FrontierPoint
 from remat.plans.planner import too_small_share
 from remat.plans.segments import choose_cuts, solve_segments
 
@@ -372,6 +373,17 @@ def test_the_knee_is_a_good_bargain() -> None:
     saved = (curve.plain_peak_bytes - knee.peak_bytes) / (curve.plain_peak_bytes - first.peak_bytes)
     assert saved > 0.5
     assert knee.extra_seconds < 0.3 * first.extra_seconds
+
+
+def test_what_costs_nothing_is_saved_at_the_knee() -> None:
+    """Times that differ a little from run to run do not move it above what is free."""
+    plan = Plan(frozenset())
+    steep = [(10, 0.9), (20, 0.3), (40, 0.1)]
+    for free in ([], [(70, 0.004)], [(66, 0.012), (80, 0.001)]):
+        points = [*steep, (64, 0.015), *free, (100, 0.0)]
+        points = sorted(set(points), key=lambda p: p[0])
+        curve = Frontier(tuple(FrontierPoint(b, s, plan) for b, s in points), 100, 1.0)
+        assert curve.knee.peak_bytes == 20
 
 
 def test_the_knee_of_a_single_point() -> None:

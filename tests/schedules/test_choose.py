@@ -408,3 +408,10 @@ def test_a_plan_shows_itself() -> None:
     assert rows[1] == ["* revolve", "3,405", "3.40", "3,405", "32 states"]
     assert len(rows) == 3
     assert plan.reason in "".join(page.itertext())
+
+
+def test_slots_that_are_not_planned_are_said() -> None:
+    plan = plan_loop(2000, slots=60, state_bytes=1, tape_bytes=2)
+    assert plan.best.name == "mixed"
+    assert "only 50 of 60 slots are planned: more would take too long" in plan.reason
+    assert "slots are planned" not in plan_loop(2000, slots=40, state_bytes=1, tape_bytes=2).reason

@@ -10,7 +10,7 @@ from ..engines.locate import ScopeEngine, engine_of_call
 from ..plans import Plan, Trace
 from ..reports.budget import MemoryReport
 from ..reports.tables import Grid
-from ..sizes import format_bytes, shown
+from ..sizes import format_bytes, parse_bytes, shown
 from .wrapped import refuse_module_class
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Frontier:
             for point in self._shown()
         ]
         knee = (
-            f"knee: memory_budget={format_bytes(self.knee.peak_bytes)!r} at "
+            f"knee: memory_budget={_rounded_up(self.knee.peak_bytes)!r} at "
             f"{self.slowdown(self.knee):.2f} x the time of a plain pass"
         )
         headings = ("peak memory", "of plain", "time")
@@ -113,6 +113,16 @@ class Frontier:
 
     def _repr_html_(self) -> str:
         return self._grid().html()
+
+
+def _rounded_up(nbytes: int) -> str:
+    """Write a budget that is enough for so many bytes."""
+    text = format_bytes(nbytes)
+    enough = nbytes
+    while parse_bytes(text) < nbytes:
+        enough += max(1, nbytes // 1000)
+        text = format_bytes(enough)
+    return text
 
 
 def frontier(model_or_function: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Frontier:

@@ -327,7 +327,7 @@ def frontier(trace: Trace) -> Frontier:
     >>> [(point.peak_bytes, point.extra_seconds) for point in curve.points][-3:]
     [(64, 1.0), (72, 0.5), (80, 0.0)]
     >>> curve.knee.plan
-    Plan(keeps 3 values, 5 stages, peak 32 B, 3 s extra)
+    Plan(keeps 4 values, 4 stages, peak 40 B, 2.5 s extra)
     """
     search = _search(trace)
     least, most = search.smallest_budget, search.plain.peak_bytes

@@ -175,7 +175,7 @@ def plan_loop(
     tapes = tape_bytes is not None
     loop = _Loop(steps, sizes, working, disk, recording_cost, tapes=tapes, exact=exact)
     best, others = _choose(loop, room, tolerance)
-    reason = _full_reason(loop, best, others, tolerance)
+    reason = _full_reason(loop, room, best, others, tolerance)
     unit: Unit = "states" if state_bytes is None else "bytes"
     return LoopPlan(steps, best, others, reason, unit)
 
@@ -190,11 +190,18 @@ def _choose(loop: _Loop, room: int, tolerance: float) -> tuple[Option, tuple[Opt
     return best, tuple(sorted((option for option in options if option is not best), key=_rank))
 
 
-def _full_reason(loop: _Loop, best: Option, others: tuple[Option, ...], tolerance: float) -> str:
+def _full_reason(
+    loop: _Loop, room: int, best: Option, others: tuple[Option, ...], tolerance: float
+) -> str:
     reason, disk = _reason(best, others, loop.steps, tapes=loop.tapes), loop.disk
     if best.name == "multistage" and disk and loop.disk_slots < min(disk.slots, loop.steps):
         reason += f"; only {loop.disk_slots} of {disk.slots} disk slots are planned: "
         reason += f"more would take too long for {loop.steps} steps"
+    if isinstance(best.schedule, Mixed) and not best.schedule.has_closed_form:
+        unit, most = best.schedule.sizes.state, _mixed_width(loop.steps)
+        if best.schedule.room >= most:
+            reason += f"; only {most // unit} of {room // loop.sizes.state} slots are planned: "
+            reason += f"more would take too long for {loop.steps} steps"
     if tolerance:
         reason += f"; up to {tolerance:.3g} times more work was accepted for a lower peak"
     return reason
@@ -321,10 +328,15 @@ def _mixed(steps: int, room: int, sizes: Sizes, recording_cost: int) -> Mixed | 
     if sizes.state == sizes.tape and not sizes.tape_input and not recording_cost:
         return Mixed(steps, room // sizes.state)
     units, unit = _coarse(sizes)
-    width = min(int(room / unit), 2 * _MIXED_WORK // max(1, steps * steps))
+    width = min(int(room / unit), _mixed_width(steps))
     if width < units.state or steps > 5000:
         return None
     return Mixed(steps, width, units, recording_cost)
+
+
+def _mixed_width(steps: int) -> int:
+    """Return the most units of room that a table is made for."""
+    return 2 * _MIXED_WORK // max(1, steps * steps)
 
 
 def _coarse(sizes: Sizes) -> tuple[Sizes, float]:
