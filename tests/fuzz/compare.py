@@ -138,6 +138,11 @@ def check_within_a_budget(program: Program) -> Verdict:
                 return Verdict("refused" if is_refused else "raises", str(stopped))
             difference = _first_difference(expected, got)
             if difference is not None:
+                for _ in range(_TIMES):  # does plain torch read memory that nobody has written?
+                    torch.manual_seed(0)
+                    again = _first_difference(expected, _run(codes, kit.plain))
+                    if again is not None:
+                        return Verdict("unsteady", again)
                 kind: Kind = "torch differs" if _is_close(expected, got) else "differs"
                 return Verdict(kind, difference)
     return Verdict("same")
