@@ -7,11 +7,27 @@ import dataclasses
 import functools
 import sys
 import types
+from types import SimpleNamespace
+from typing import Any
 
+import autograd
+import numpy as np
 import pytest
 
+import remat
 from remat import introspect
-from remat.introspect import GONE, NOWHERE, Attribute, Item, Part, Walk, name_of, references
+from remat.introspect import (
+    GONE,
+    NOWHERE,
+    Attribute,
+    Item,
+    Part,
+    Walk,
+    find_within,
+    is_lazy,
+    name_of,
+    references,
+)
 
 TARGET = ["the target"]
 UNUSED = ["unused"]
@@ -261,3 +277,54 @@ def test_a_module_of_the_program_may_have_the_name_of_a_library(monkeypatch, tmp
         assert introspect.is_library("numpy")
     finally:
         introspect.is_library.cache_clear()
+
+
+WEIGHT = [1.0]
+
+
+class Owner:
+    def method(self, x: float) -> float:
+        return x * WEIGHT[0]
+
+
+def times(x: float) -> float:
+    return x * WEIGHT[0]
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        remat.checkpoint(times),
+        np.vectorize(times),
+        np.vectorize(functools.partial(times)),
+        np.vectorize(Owner().method),
+        autograd.grad(times),
+        {times},
+    ],
+)
+def test_a_wrapper_of_a_library_does_not_hide_the_function_of_the_program(wrapper: Any) -> None:
+    assert any(value is WEIGHT for value, _ in Walk([wrapper]))
+
+
+def test_what_an_object_holds_is_found_but_for_classes_and_globals() -> None:
+    inside: list[Any] = [0.5]
+    inside.append(inside)
+    found = [
+        find_within(value, lambda part: isinstance(part, float))
+        for value in (
+            SimpleNamespace(a=inside),
+            np.array([None, inside], dtype=object),
+            lambda: inside,
+            np.vectorize(times, otypes=[float]),
+            times,
+            Owner,
+        )
+    ]
+    assert found == [(0.5,), (0.5,), (0.5,), None, None, None]
+    assert find_within(inside, lambda part: isinstance(part, float), {id(inside)}) is None
+
+
+@pytest.mark.parametrize("value", [iter([]), map(abs, []), (x for x in ())])
+def test_what_computes_later_is_lazy(value: Any) -> None:
+    assert is_lazy(value)
+    assert not is_lazy([value])

@@ -30,13 +30,16 @@ class Plain:
     def scan(self, step: Callable[[Any, Any], Any], state: Any, xs: Any) -> tuple[Any, Any]:
         leaves, structure = trees.flatten(xs)
         state = _copied(state) if len(leaves[0]) else state
+        zeros = [torch.zeros_like(leaf[:1]).sum(0) if _is(leaf) else 0 for leaf in leaves]
         leaves = [leaf.unbind() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         ys = []
         for i in range(len(leaves[0])):
             state, y = step(state, trees.unflatten(structure, [_copied(x[i]) for x in leaves]))
             ys.append(y)
-        if not ys:
-            return state, ()
+        if not ys:  # empty outputs, of the kind that the step returns
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                _, y = step(_copied(state), trees.unflatten(structure, zeros))
+            return state, trees.map_leaves(lambda y: torch.as_tensor(y)[None][:0].clone(), y)
         columns = zip(*(trees.flatten(y)[0] for y in ys), strict=True)
         stacks = [torch.stack([torch.as_tensor(y) for y in column]) for column in columns]
         return state, trees.unflatten(trees.flatten(ys[0])[1], stacks)
