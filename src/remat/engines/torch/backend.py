@@ -82,7 +82,7 @@ __all__ = [
 Guard = AbstractContextManager[None]
 
 LOWEST = (2, 12)  # as in pyproject.toml
-if torch.__version__ < LOWEST:
+if torch.__version__ < LOWEST:  # type: ignore[operator]  # TorchVersion takes tuples
     raise UnsupportedError(
         f"remat needs PyTorch {'.'.join(map(str, LOWEST))} or newer; this is {torch.__version__}. "
         "Install a newer PyTorch: pip install --upgrade torch"
