@@ -134,7 +134,7 @@ def frontier(model_or_function: Callable[..., Any], /, *inputs: Any, **kwargs: A
     >>> import torch, remat
     >>> layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(4)]
     >>> curve = remat.frontier(torch.nn.Sequential(*layers), torch.ones(512, 64))
-    >>> curve.points[0].peak_bytes < curve.knee.peak_bytes <= curve.plain_peak_bytes
+    >>> curve.points[0].peak_bytes <= curve.knee.peak_bytes <= curve.plain_peak_bytes
     True
 
     >>> import numpy as np

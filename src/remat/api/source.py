@@ -17,7 +17,7 @@ from ..errors import LoopTransformError, RematWarning
 from ..loops import Budget, LoopOptions, ScheduleName
 from ..schedules.check import one_of, options_by_name, whole_number
 from ..sizes import did_you_mean, shown
-from ..source import Options, Steps, transform
+from ..source import Items, Options, Steps, transform
 from ..stores import Store, find_store
 from .gradients import grad
 from .loops import checkpointed_loop, checkpointed_scan, checkpointed_while
@@ -118,7 +118,8 @@ def steps(iterable: Iterable[Any], **options: Any) -> Iterable[Any]:
     """
     if is_compiling():
         return iterable
-    if not isinstance(iterable, Iterable) and not hasattr(iterable, "__getitem__"):
+    # (A transformed function has made `Items` of zip, enumerate or reversed.)
+    if not isinstance(iterable, Iterable | Items) and not hasattr(iterable, "__getitem__"):
         raise TypeError(f"iterable must be something to iterate over, got {shown(iterable)}")
     for name in sorted(options.keys() - set(Options.names())):
         known = Options.names()

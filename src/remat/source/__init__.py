@@ -12,8 +12,8 @@
 No engine is known here: `protocols` says what the caller has to provide.
 """
 
-from .iterables import Steps
+from .iterables import Items, Steps
 from .protocols import Options, Runner, Values
 from .transform import transform
 
-__all__ = ["Options", "Runner", "Steps", "Values", "transform"]
+__all__ = ["Items", "Options", "Runner", "Steps", "Values", "transform"]

@@ -49,7 +49,7 @@ class Budget:
         self._planner = planner
         self._searches = Searches(planner)
         self._credit = float(_NEW_PROGRAMS)  # of programs to be planned when they first run
-        self._unplanned: list[Any] = []  # the ops of the last pass that was not
+        self._unplanned: list[Any] = []  # the ops of the last pass that followed no plan
         self._share = share  # of it that is planned for
         self.planned: list[Planned] = []  # the one that ran last comes first
         self.last: PassRecord | None = None
@@ -219,7 +219,6 @@ class Budget:
         is_repeated, self._unplanned = funcs == self._unplanned, funcs
         if is_repeated or self._credit >= 1:
             self._credit = max(0.0, self._credit - 1)
-            self._unplanned = []
             return True
         return False
 
