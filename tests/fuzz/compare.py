@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -67,6 +68,7 @@ class Verdict:
         return self.kind in ("differs", "raises", "dies")
 
 
+_INPUT = re.compile(r"^[bipx]\d+ = ")  # (of modules, numbers say more than sizes)
 _PASSES = 3  # within a budget: one that is recorded, and two that follow its plan
 _TIMES = 20  # plain torch is asked to repeat itself, if remat differs from it
 
@@ -116,23 +118,20 @@ def check_within_a_budget(program: Program) -> Verdict:
     """Run a program several times under a plan without reason; compare each time.
 
     Half of the programs run as in a manager, where a forward without a backward comes before each.
+    Where plain torch can run it with another size of its inputs, each second pass has that.
     """
-    codes = _compiled(program)
-    if codes is None:
-        return Verdict("discarded", "it is not Python")
     budget = Budget("1GB", planning(RandomPlans(program.seed)))
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
-        torch.manual_seed(0)
-        try:
-            expected = _run(codes, kit.plain)
-        except _Stopped as stopped:
-            return Verdict("discarded", str(stopped))
-        evaluated = codes[0] if program.seed % 2 else None
-        for _ in range(_PASSES):
+        sized = _sized(program)
+        if isinstance(sized, Verdict):
+            return sized
+        for number in range(_PASSES + len(sized) - 1):
+            codes, expected = sized[number % len(sized)]
+            evaluated = codes[0] if program.seed % 2 else None
             torch.manual_seed(0)
             try:
-                got = _run(codes, remat, lambda: _within(budget, evaluated))
+                got = _run(codes, remat, functools.partial(_within, budget, evaluated))
             except _Stopped as stopped:
                 is_refused = isinstance(stopped.error, remat.RematError)
                 return Verdict("refused" if is_refused else "raises", str(stopped))
@@ -146,6 +145,37 @@ def check_within_a_budget(program: Program) -> Verdict:
                 kind: Kind = "torch differs" if _is_close(expected, got) else "differs"
                 return Verdict(kind, difference)
     return Verdict("same")
+
+
+def _sized(program: Program) -> list[tuple[tuple[CodeType, CodeType], dict[str, Any]]] | Verdict:
+    """Return a program and, if there is one, itself with another size; each with what it gives."""
+    found = []
+    for each in (program, *_resized(program)):
+        codes = _compiled(each)
+        if codes is None:
+            return Verdict("discarded", "it is not Python")
+        torch.manual_seed(0)
+        try:
+            found.append((codes, _run(codes, kit.plain)))
+        except _Stopped as stopped:
+            if not found:
+                return Verdict("discarded", str(stopped))
+        if len(found) == 2:
+            break
+    return found
+
+
+def _resized(program: Program) -> Iterator[Program]:
+    """Yield the program with one of the sizes of its inputs enlarged: some have it written down."""
+    inputs = [line.text for line in program.head if _INPUT.search(line.text)]
+    sizes = dict.fromkeys(n for text in inputs for n in re.findall(r"\b\d+(?=, )", text))
+    for size in sizes:
+        enlarged = functools.partial(re.sub, rf"(?<![=\w.]){size}(?=[,)])", str(int(size) + 1))
+        head = (
+            replace(line, text=enlarged(line.text)) if _INPUT.search(line.text) else line
+            for line in program.head
+        )
+        yield replace(program, head=tuple(head))
 
 
 @contextlib.contextmanager

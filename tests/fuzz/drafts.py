@@ -203,13 +203,15 @@ class Draft:
             self._hide(before)
         self._frames[-1] += self.visible[before:]
         self._local = outer_local
+        number = self._next("part")
+        packings = ("tuple", "tuple", "list", "object" if number % 2 else "dict")
         return Block(
             drawn.kind,
             drawn.text,
             items,
-            name=f"part{self._next('part')}",
+            name=f"part{number}",
             passed=tuple(passed),
-            packing=self.rng.choice(("tuple", "tuple", "list", "dict")),
+            packing=self.rng.choice(packings),
             is_region=drawn.is_region,
         )
 

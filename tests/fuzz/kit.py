@@ -23,6 +23,7 @@ __all__ = [
     "Ranked",
     "Retaped",
     "Scaled",
+    "SimpleNamespace",
     "Squared",
     "Squashed",
     "Turned",

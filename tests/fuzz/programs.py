@@ -41,7 +41,7 @@ class Block:
     items: tuple[Item, ...]
     name: str = ""
     passed: tuple[str, ...] = ()
-    packing: Literal["tuple", "list", "dict"] = "tuple"  # of what the function returns
+    packing: Literal["tuple", "list", "dict", "object"] = "tuple"  # of what the function returns
     is_region: bool = True
 
 
@@ -210,6 +210,8 @@ def _packed(block: Block, made: list[str]) -> str:
             return f"[{', '.join(made)}]"
         case "dict":
             return "{" + ", ".join(f'"{name}": {name}' for name in made) + "}"
+        case "object":
+            return f"SimpleNamespace({', '.join(f'{name}={name}' for name in made)})"
         case _:
             return _tuple(made) if len(made) != 1 else made[0]
 
@@ -220,6 +222,10 @@ def _results(block: Block, made: list[str], call: str) -> list[str]:
     if block.packing == "dict":
         return [f"{block.name}_out = {call}"] + [
             f'{name} = {block.name}_out["{name}"]' for name in made
+        ]
+    if block.packing == "object":
+        return [f"{block.name}_out = {call}"] + [
+            f"{name} = {block.name}_out.{name}" for name in made
         ]
     target = made[0] if block.packing == "tuple" and len(made) == 1 else _tuple(made)
     return [f"{target} = {call}"]

@@ -7,11 +7,14 @@ have several names, from seed 0 on; `… numpy 5000 0 plain` the others.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import linecache
 import random
+import signal
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ import remat
 ARRAYS = ["a", "b", "c"]
 FRESH = ["u", "v"]
 REFUSED = (remat.LoopTransformError, remat.UnsupportedError)
+LIMIT = 20  # seconds of the processor for one program, in long runs
 INVALID = "autograd saved what was changed in place later"
 
 
@@ -403,12 +407,31 @@ def examine(
     return difference(plain, found), profiler.checkpoint_count(), fate
 
 
+class TookTooLong(BaseException):  # (no program catches it)
+    """A program, plain or transformed, has not ended within the limit."""
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise TookTooLong(f"did not end within {seconds} s")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
 def main(engine: str, count: int, first: int = 0, writer: type[Writer] = NamesWriter) -> int:
     totals: collections.Counter[str] = collections.Counter()
     for seed in range(first, first + count):
         try:
-            words, taken, fate = examine(seed, engine, writer)
-        except Exception as error:  # of the transform itself
+            with limited(LIMIT):
+                words, taken, fate = examine(seed, engine, writer)
+        except (Exception, TookTooLong) as error:  # of the transform itself
             words, taken, fate = f"{type(error).__name__}: {error}", 0, "broke"
         totals[fate] += 1
         totals["with steps"] += taken > 0

@@ -305,3 +305,61 @@ def test_views_are_followed_in_second_derivatives() -> None:
         return remat.grad(lambda x: np.sum(remat.grad(f)(x) * DIRECTION))(START)
 
     np.testing.assert_allclose(curvature(in_place), curvature(out_of_place), rtol=1e-12)
+
+
+# -- overlapping assignments -----------------------------------------------------------------------
+
+
+def wider(x):
+    x[::2] = x[:3]
+
+
+def wider_through_views(x):
+    x[::-1][::-1][::2][...] = np.split(x, 2)[0]
+
+
+def masked(x):
+    x[np.ones(6, bool)] = x[::-1]
+
+
+@pytest.mark.parametrize("assign", [wider, wider_through_views, masked])
+def test_an_assignment_that_numpy_itself_gets_wrong_is_refused(assign) -> None:
+    def f(x):
+        y = x * 1.0
+        assign(y)
+        return np.sum(y * START)
+
+    with pytest.raises(remat.UnsupportedError, match="assign a copy"):
+        remat.grad(f)(START.copy())
+
+
+def narrower(x):
+    x[:3] = x[::2]
+
+
+def shifted(x):
+    x[1:] = x[:-1]
+    x[:-2] = x[2:]
+
+
+def reversed_in_place(x):
+    x[:] = x[::-1]
+    x[[0, 1, 2]] = x[:3]
+
+
+def transposed(x):
+    m = x[:4].reshape(2, 2)
+    m[:, 0] = m[1]
+    m[...] = m.T
+
+
+@pytest.mark.parametrize("assign", [narrower, shifted, reversed_in_place, transposed])
+def test_other_assignments_of_an_array_to_itself_are_followed(assign) -> None:
+    def f(x):
+        y = x * 1.0
+        assign(y)
+        return np.sum(np.sin(y) * (START + 2.0))
+
+    value, gradient = remat.value_and_grad(f)(START.copy())
+    assert value == f(START.copy())
+    assert gradient == pytest.approx(difference_quotient(f, START), abs=1e-8)

@@ -29,7 +29,7 @@ from ...errors import RematError, UnsupportedError
 from . import array_function, pickles
 from .array_function import plain
 from .nodes import LoggedNode, Node, OpLog, cast, shape_and_dtype
-from .views import Chain, Link, Origin, has_strides_of, replaced, written
+from .views import Chain, Link, Origin, has_strides_of, refuse_overlap, replaced, written
 
 __all__ = ["OpLog", "TracedArray", "as_view", "captured_box", "plain", "root_box"]
 
@@ -117,6 +117,7 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(value, TracedView) and value.is_item(self, index):
             return  # `x[i] += y` has written through the view already
+        refuse_overlap(self, index, value)
         self._become(replaced(self, index, array_function.as_array(value)))
 
     def __iter__(self) -> Iterator[Any]:

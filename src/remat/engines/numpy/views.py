@@ -20,6 +20,7 @@ import autograd.numpy as anp
 import numpy as np
 from autograd.extend import defvjp, primitive
 from autograd.numpy.numpy_vjps import unbroadcast_f
+from numpy.lib.array_utils import byte_bounds
 
 from ...errors import UnsupportedError
 from .array_function import memory_of, plain
@@ -33,6 +34,7 @@ __all__ = [
     "in_c_order",
     "in_order_of",
     "make_link",
+    "refuse_overlap",
     "replaced",
     "written",
 ]
@@ -177,6 +179,36 @@ defvjp(
     None,
     _value_vjp,
 )
+
+
+def refuse_overlap(array: Array, index: Any, value: Any) -> None:
+    """Refuse `array[index] = value` where NumPy reads entries that it has written already.
+
+    It does so for one axis with other strides (`x[::2] = x[:3]`) and for masks, and its result is
+    not the one that the statement says. So we ask it, with other numbers in the same places.
+    """
+    array, value = plain(array), plain(value)
+    if not (isinstance(value, np.ndarray) and np.may_share_memory(array, value)):
+        return
+    ends = [end for each in (array, value) for end in byte_bounds(each)]
+    memory = np.zeros(max(ends) - min(ends), np.uint8)
+    source, target = (_moved(each, memory, min(ends)) for each in (value, array))
+    source[...] = np.arange(target.size, target.size + source.size).reshape(source.shape)
+    target[...] = np.arange(target.size).reshape(target.shape)
+    right = target.copy()
+    right[index] = source.copy()
+    target[index] = source
+    if not np.array_equal(target, right):
+        raise UnsupportedError(
+            "an assignment reads entries of the array that it writes to, and NumPy gets them after "
+            "they were written; assign a copy (x[::2] = x[:3].copy())"
+        )
+
+
+def _moved(array: Array, memory: Array, start: int) -> Array:
+    """Return an array that lies in `memory` as `array` does in what begins at `start`."""
+    offset = array.__array_interface__["data"][0] - start
+    return np.ndarray(array.shape, array.dtype, memory, offset, array.strides)
 
 
 # -- strides ---------------------------------------------------------------------------------------
