@@ -17,8 +17,8 @@ from remat.plans import graph as graph_module
 from remat.plans.bounds import LowerBound
 from remat.plans.facts import Facts
 from remat.plans.graph import Frontier, FrontierPoint
-from remat.plans.planner import too_small_share
-from remat.plans.segments import choose_cuts, solve_segments
+from remat.plans.planner import too_small
+from remat.plans.segments import Segments, choose_cuts
 
 from .networks import NETWORKS, Builder, gpt, llama, mlp, random_trace, resnet, unet
 from .oracle import StagedModel, brute_force
@@ -67,12 +67,15 @@ def test_near_brute_force(seed: int, ops: int) -> None:
     own = [v for v, value in enumerate(trace.values) if not value.kind.is_external][:7]
     for peak, seconds in brute_force(trace, own):
         plan = plan_trace(trace, peak)
-        assert plan.extra_seconds <= 1.05 * seconds
+        assert plan.extra_seconds <= seconds
         check(trace, plan, peak)
 
 
 @pytest.mark.parametrize("part", [0.75, 0.5, 0.4])
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in {"mlp", "gpt"} else pytest.param(n, marks=pytest.mark.slow) for n in SMALL],
+)
 def test_within_five_percent_of_the_optimum_of_the_staged_model(name: str, part: float) -> None:
     trace = small(name)
     budget = int(part * trace.plain_peak)
@@ -83,6 +86,7 @@ def test_within_five_percent_of_the_optimum_of_the_staged_model(name: str, part:
     assert plan_trace(trace, budget).extra_seconds <= 1.05 * seconds + 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peer", PEERS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_at_or_below_every_peer_at_equal_peak(name: str, peer: str) -> None:
@@ -306,13 +310,15 @@ def test_in_place_ops_and_idle_values() -> None:
 # -- the parts --
 
 
+@pytest.mark.parametrize("in_rounds", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_curve_predicts_what_the_judge_says(name: str) -> None:
+def test_the_curve_predicts_what_the_judge_says(name: str, in_rounds: bool) -> None:
     """Never fewer bytes or more seconds than predicted, at any point of the curve."""
     trace = network(name)
     facts = Facts(trace)
-    curve = solve_segments(facts, choose_cuts(facts))
-    for number in range(0, len(curve.points), 1 + len(curve.points) // 25):
+    segments = Segments(facts, choose_cuts(facts))
+    curve = segments.curve_with_rounds() if in_rounds else segments.curve
+    for number in range(0, len(curve.points), 1 + len(curve.points) // 12):
         need, seconds = curve.points[number]
         done = simulate(trace, curve.plan(number))
         assert done.peak_bytes <= need
@@ -364,7 +370,7 @@ def test_the_frontier_falls(name: str) -> None:
     assert curve.plain_seconds == trace.seconds + trace.backward_seconds
     for point in curve.points[::5]:
         check(trace, point.plan, point.peak_bytes)
-        assert plan_trace(trace, point.peak_bytes).extra_seconds == point.extra_seconds
+        assert plan_trace(trace, point.peak_bytes).extra_seconds <= point.extra_seconds
 
 
 def test_the_knee_is_a_good_bargain() -> None:
@@ -414,6 +420,7 @@ def test_a_name_that_is_not_there() -> None:
 @given(st.integers(1, 10**7), st.sampled_from([0.8, 0.7, 0.55, 0.35]))
 @example(63, 0.7)  # where the quotient is rounded down
 def test_the_budget_that_is_named_has_a_share_that_is_enough(smallest: int, share: float) -> None:
-    needed = too_small_share(smallest, share, 1).smallest
+    error = BudgetTooSmallError("this pass needs more, got less", smallest=smallest)
+    needed = too_small(error, smallest / 10**6, smallest, share).smallest
     assert needed is not None
     assert int(needed * share) >= smallest > int((needed - 2) * share)

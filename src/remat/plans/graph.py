@@ -5,13 +5,11 @@ What is done, in this order; everything is pure and gives the same plan for the 
 1. The trace is cut where few bytes cross; segments between cuts become stages (`segments.py`), each
    with a choice of what to keep (`options.py`), or in rounds for small budgets (`recursion.py`).
    One dynamic programme gives the best combination for every budget at once.
-2. At levels of memory, values are dropped op by op (`relief.py`), with bounded work. More is done
-   at a level when a budget asks for it, and where the lower bound leaves something to gain.
-3. Plans are judged (`simulate.py`); for a budget the one with the least seconds is taken.
-
-Seconds never rise with the budget, whatever was asked for before: what is found at a level depends
-on the level alone, and a budget is compared with all lower levels that may be better. (Unless more
-than a part of the seconds of segments, `_LARGEST_GAIN`, is gained at a lower level only.)
+2. For a budget, values are dropped op by op (`relief.py`), with bounded work, if the lower bound
+   leaves something to gain.
+3. Plans are judged (`simulate.py`). For a budget the one with the least seconds is taken of all
+   that were found so far, for this budget or for others. So no budget gets a slower plan than one
+   that is as small or smaller and was asked for before.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ..errors import BudgetTooSmallError
@@ -27,17 +26,19 @@ from .bounds import LowerBound
 from .facts import Facts
 from .front import Front
 from .plan import Plan, Stage
-from .relief import Relief
-from .segments import Curve, choose_cuts, solve_segments
+from .relief import Known, Relief
+from .segments import Curve, Segments, choose_cuts
 from .simulate import Judge, Simulation
 from .trace import Trace
 
 __all__ = ["Frontier", "FrontierPoint", "Search", "frontier", "plan_trace"]
 
-_LEVELS = 20  # of memory at which plans are made op by op: parts of the plain peak
-_LEVEL_OPS = 700  # of larger traces there are too many values to look at them one by one
-_LEVEL_WORK = 3_000_000  # times ops: how many ops and nodes are evaluated at a level
-_LARGEST_GAIN = 0.6  # of the seconds of segments is what plans made op by op take at least
+_RELIEF_OPS = 700  # of larger traces there are too many values to look at them one by one
+_RELIEF_WORK, _RELIEF_WORK_OP = 70_000, 125  # ops and nodes evaluated for a budget, and per op
+_RELIEF_STEP = 20  # budgets nearer than one part in so many of the plain peak share their work
+_STARTS = (1.0, 1.1, 1.25, 1.5)  # times the budget: plans of segments to begin with
+_ROUNDS = 1.1  # times the least bytes of segments: below, recomputation in rounds is looked at, too
+_SHRINK = 0.98  # times the least bytes is tried next
 _WORTH = 0.99  # of the seconds of a plan: a bound above it leaves nothing to look for
 _MEDIUM = 100  # ops; of larger traces plans that keep nothing take too long to judge
 _FRONTIER_POINTS = 40
@@ -49,8 +50,8 @@ _SEARCH_BYTES, _SEARCH_OPS = 16_000, 750
 def plan_trace(trace: Trace, memory_budget: int | float | str) -> Plan:
     """Return what to keep of a recorded pass, so that its peak stays within a budget.
 
-    The plan costs the least seconds of recomputation of all that were found; a larger budget never
-    gets a slower one.
+    The plan costs the least seconds of recomputation of all that were found, for this trace and any
+    budget: a larger budget never gets a slower plan than one that was asked for before it.
 
     Args:
         trace: What the pass did.
@@ -90,35 +91,43 @@ class Search:
         self._front: Front[Plan] = Front()  # plans that were judged
         self._offer(Plan(saved))
         self.lower_bound = LowerBound(facts)
-        self._segments: _Segments | None = None
-        self._relief: Relief | None = None
-        self._levels: dict[int, Plan | None] = {}
+        self._looked: list[int] = []  # budgets, in order
+        self._is_shrunk = False
+        self._finder: Segments | None = None
         if facts.count and saved:
-            self._solve(facts)
+            self._finder = Segments(facts, choose_cuts(facts))
+        self._work = _RELIEF_WORK + _RELIEF_WORK_OP * facts.count
+        self._relief = Relief(facts) if facts.count <= _RELIEF_OPS else None
 
-    def _solve(self, facts: Facts) -> None:
-        cuts = choose_cuts(facts)
-        curve = solve_segments(facts, cuts)
-        self._segments = _Segments(curve, self._judge)
-        self._offer(curve.plan(0))
-        where = cuts if facts.count > 40 else list(range(facts.count + 1))
-        if facts.count <= _MEDIUM:
-            for firsts in ([0], where[:-1], range(facts.count)):
-                self._offer(Plan(frozenset(), tuple(map(Stage, firsts))))
-        if facts.count <= _LEVEL_OPS:
-            self._relief = self._descend(self._segments)
+    def _offer(self, plan: Plan) -> Plan:
+        peak, seconds, _ = self._judge.score(plan)
+        plan = replace(plan, peak_bytes=peak, extra_seconds=seconds)
+        self._front.add(peak, seconds, plan)
+        return plan
 
-    @functools.cached_property
+    @property
     def smallest_budget(self) -> int:
         """The smallest budget that some plan keeps to."""
-        least = self._front.peaks[0]
-        while (plan := self.best(least)) is not None and plan.peak_bytes < least:
-            least = plan.peak_bytes
-        return least
+        if self._finder is not None and not self._is_shrunk:
+            self._is_shrunk = True
+            self._offer(self._rounds.plan(0))
+            facts = self._facts
+            if facts.count <= _MEDIUM:
+                where = self._finder.cuts if facts.count > 40 else range(facts.count + 1)
+                for firsts in ([0], where[:-1], range(facts.count)):
+                    self._offer(Plan(frozenset(), tuple(map(Stage, firsts))))
+            self._shrink()
+        return self._front.peaks[0]
 
-    def _offer(self, plan: Plan) -> None:
-        judged = _judged(self._judge, plan)
-        self._front.add(judged.peak_bytes, judged.extra_seconds, judged)
+    def _shrink(self) -> None:
+        """Look for plans of fewer and fewer bytes, each made from the one before."""
+        plan = self._front.items[0]
+        while self._relief is not None:
+            level, known = int(plan.peak_bytes * _SHRINK), [self._known(plan)]
+            found = self._relief.within(level, known, math.inf, self._work)
+            if found is None:
+                break
+            plan = self._offer(found)
 
     @property
     def memory_bytes(self) -> int:
@@ -150,121 +159,66 @@ class Search:
         )
 
     def best(self, budget: int) -> Plan | None:
-        """Return the best plan within a budget; what was returned before is known from then on."""
-        plan = self._find(budget)
-        if plan is not None:
-            self._front.add(plan.peak_bytes, plan.extra_seconds, plan)
-        return plan
+        """Return the best plan within a budget that is known or can be found."""
+        if self._finder is not None and budget < self.plain.peak_bytes:
+            self._look(self._finder.curve, budget)
+            if budget < _ROUNDS * self._finder.curve.points[0][0]:
+                self._look(self._rounds, budget)
+            self._look_closely(budget)
+            if self._front.place(budget) < 0 and self.smallest_budget > budget:
+                return None
+        return self._front.best(budget)
 
-    def _find(self, budget: int) -> Plan | None:
-        plan = self._front.best(budget)
-        if self._segments is None:
-            return plan
-        plan = _better(plan, self._segments.within(budget))
-        if self._relief is None:
-            return plan
-        plan = _better(plan, self._relieved(self._relief, budget))
-        highest = min(_LEVELS - 1, budget * _LEVELS // self.plain.peak_bytes)
-        for number in range(highest, 0, -1):
-            if plan is not None and self._least_seconds(number) >= plan.extra_seconds:
-                break  # nor can a lower one be better
-            plan = _better(plan, self._improved(self._relief, number))
-        return plan
+    def known(self, budget: int) -> Plan:
+        """Return the best plan that is known for a budget, which is not too small."""
+        return self._front.items[self._front.place(budget)]
 
-    def _relieved(self, relief: Relief, budget: int) -> Plan | None:
-        """Return the plan within a budget that evictions have led to."""
-        number = relief.front.place(budget)
-        return None if number < 0 else self._judged_within(relief.plan(number), budget)
+    @functools.cached_property
+    def _rounds(self) -> Curve:
+        assert self._finder is not None
+        return self._finder.curve_with_rounds()
 
-    def _level(self, number: int) -> int:
-        return self.plain.peak_bytes * number // _LEVELS
+    def _look(self, curve: Curve, budget: int) -> None:
+        """Judge the plan of a curve that should fit into a budget, and smaller ones until one does.
 
-    def _least_seconds(self, number: int) -> float:
-        """Return the seconds that no plan of a level is below."""
-        assert self._segments is not None
-        bound = self.lower_bound.quick_seconds(self._level(number))
-        predicted = self._segments.seconds(self._level(number))
-        return bound if predicted is None else max(bound, _LARGEST_GAIN * predicted)
-
-    def _improved(self, relief: Relief, number: int) -> Plan | None:
-        """Return a plan that was made op by op within a level."""
-        if number not in self._levels:
-            level, work = self._level(number), _LEVEL_WORK // self._facts.count
-            plan = relief.improved(level, work)
-            self._levels[number] = None if plan is None else self._judged_within(plan, level)
-        return self._levels[number]
-
-    def _judged_within(self, plan: Plan, budget: int) -> Plan | None:
-        judged = _judged(self._judge, plan)
-        return judged if judged.peak_bytes <= budget else None
-
-    def _descend(self, segments: _Segments) -> Relief:
-        """Evict op by op at all levels where the lower bound leaves something to gain."""
-
-        def known(level: int) -> tuple[Plan, tuple[tuple[int, ...], ...]] | None:
-            plan = segments.predicted(level)
-            return None if plan is None else (plan, self._judge.simulate(plan).recomputed)
-
-        levels = [self._level(number) for number in range(_LEVELS - 1, 0, -1)]
-        relief = Relief(self._facts)
-        relief.descend([level for level in levels if self._is_open(segments, level)], known)
-        return relief
-
-    def _is_open(self, segments: _Segments, level: int) -> bool:
-        seconds = segments.seconds(level)
-        least = self.lower_bound.quick_seconds(level)
-        return seconds is None or least < _WORTH * seconds
-
-
-def _better(plan: Plan | None, other: Plan | None) -> Plan | None:
-    """Return the plan with fewer seconds, the first one if they are equal."""
-    if plan is None or other is None:
-        return plan or other
-    return other if other.extra_seconds < plan.extra_seconds else plan
-
-
-def _judged(judge: Judge, plan: Plan) -> Plan:
-    peak, seconds, _ = judge.score(plan)
-    return replace(plan, peak_bytes=peak, extra_seconds=seconds)
-
-
-class _Segments:
-    """Plans of segments, with the bytes and seconds that they should take; judged when needed."""
-
-    def __init__(self, curve: Curve, judge: Judge) -> None:
-        self._curve = curve
-        self._judge = judge
-        self._plans: dict[int, Plan] = {}
-
-    def seconds(self, budget: int) -> float | None:
-        """Return the seconds that should be enough for a budget, if there is a plan for it."""
-        number = self._place(budget)
-        return None if number < 0 else self._curve.points[number][1]
-
-    def within(self, budget: int) -> Plan | None:
-        """Return the plan that should fit into a budget, or a neighbour, if one does."""
-        place, best = self._place(budget), None
-        for number in range(max(0, place - 1), min(place + 2, len(self._curve.points))):
-            plan = self._judged(number)
-            if plan.peak_bytes <= budget:  # the peak may be lower than predicted, too
-                best = _better(best, plan)
-        return best
-
-    def predicted(self, budget: int) -> Plan | None:
-        """Return the plan that should fit into a budget.
-
-        Where backward is not the reverse of forward, it may not.
+        The peak may be lower than predicted. Where backward is not the reverse of forward, or has
+        an order of its own in an op, it may be higher.
         """
-        number = self._place(budget)
-        return None if number < 0 else self._judged(number)
+        place = curve.place(budget)
+        number, step = min(place + 1, len(curve.points) - 1), 1
+        while number >= 0 and self._offer(curve.plan(number)).peak_bytes > budget:
+            number, step = number - step, (2 * step if number <= place else 1)
 
-    def _place(self, budget: int) -> int:
-        return bisect_right(self._curve.points, (budget, math.inf)) - 1
+    def _look_closely(self, budget: int) -> None:
+        """Look for a plan op by op, where the bound leaves something to gain."""
+        best, place = self._front.best(budget), bisect_right(self._looked, budget)
+        limit = math.inf if best is None else best.extra_seconds
+        near = self._looked[place - 1] if place else -self.plain.peak_bytes
+        if (
+            self._relief is None
+            or self.lower_bound.quick_seconds(budget) >= _WORTH * limit
+            or budget - near < self.plain.peak_bytes // _RELIEF_STEP
+        ):
+            return
+        self._looked.insert(place, budget)
+        found = self._relief.within(budget, self._starts(budget), limit, self._work)
+        if found is not None:
+            self._offer(found)
 
-    def _judged(self, number: int) -> Plan:
-        if number not in self._plans:
-            self._plans[number] = _judged(self._judge, self._curve.plan(number))
-        return self._plans[number]
+    def _starts(self, budget: int) -> Iterator[Known]:
+        """Yield plans that are predicted to fit into a budget or larger ones."""
+        assert self._finder is not None
+        for factor in _STARTS:
+            level = int(budget * factor)
+            curve = self._finder.curve
+            if level < _ROUNDS * curve.points[0][0]:
+                curve = self._rounds
+            place = curve.place(level)
+            if place >= 0:
+                yield self._known(curve.plan(place))
+
+    def _known(self, plan: Plan) -> Known:
+        return plan, self._judge.simulate(plan).recomputed
 
 
 @functools.lru_cache(maxsize=8)
@@ -332,10 +286,10 @@ def frontier(trace: Trace) -> Frontier:
     search = _search(trace)
     least, most = search.smallest_budget, search.plain.peak_bytes
     budgets = {least + (most - least) * n // _FRONTIER_POINTS for n in range(_FRONTIER_POINTS + 1)}
-    points: list[FrontierPoint] = []
     for budget in sorted(budgets):
-        plan = search.best(budget)
-        assert plan is not None  # the smallest budget has one
-        if not points or plan.extra_seconds < points[-1].extra_seconds:
-            points.append(FrontierPoint(plan.peak_bytes, plan.extra_seconds, plan))
+        search.best(budget)
+    # Why once more? What was found for one budget may be better for a smaller one.
+    budgets.add(search.smallest_budget)
+    plans = dict.fromkeys(search.known(budget) for budget in sorted(budgets))
+    points = [FrontierPoint(plan.peak_bytes, plan.extra_seconds, plan) for plan in plans]
     return Frontier(tuple(points), most, trace.seconds + trace.backward_seconds)

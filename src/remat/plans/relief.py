@@ -1,10 +1,9 @@
 """Lowers the highest peak first, again and again, and then looks for what was dropped in vain.
 
 From a plan whose peak is too high, the value is dropped that is idle at the peak and costs the
-least seconds per byte to compute again (as XLA's rematerialisation does, with exact prices). When
-the plan fits, something that runs again is restored, and what is too much is dropped elsewhere; if
-this takes fewer seconds it is a better plan. Levels of memory are gone through from the plain peak
-down; which ones does not depend on a budget.
+least seconds per byte to compute again (as XLA's rematerialisation does, with exact prices). The
+better of several such plans is then improved: something that runs again is restored, and what is
+too much is dropped elsewhere; if this takes fewer seconds it is a better plan.
 """
 
 from __future__ import annotations
@@ -12,20 +11,22 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from .facts import Facts
-from .front import Front
 from .lifetimes import Evaluator, Lifetimes, Outcome, Stay
 from .plan import Plan
 
-__all__ = ["Relief"]
+__all__ = ["Known", "Relief"]
 
-_REPAIRS = 40  # rounds of evictions in a row
-_STEP = 64  # one part in so many of a level is freed in a round
+_STEP = 64  # one part in so many of a level is freed in a round, at least
+_FIRST = 4  # and one part in so many of what is too much
+_REPAIRED = 0.6  # of the work at most goes into plans to begin with
+_PATIENCE = 5  # one part in so many of the work at most is done without finding a better plan
+_CLOSE = 1.1  # times the seconds of the best one: another one as near is improved, too
 
-_Known = tuple[Plan, tuple[tuple[int, ...], ...]]  # a plan, and what its stages recompute
+Known = tuple[Plan, tuple[tuple[int, ...], ...]]  # a plan, and what its stages recompute
 
 
 class _Eviction(NamedTuple):
@@ -48,60 +49,40 @@ class Relief:
         self._always = self._evaluator.always
         self._time_of = {op: facts.count + 2 * p for p, op in enumerate(self._evaluator.order)}
         self._until = math.inf  # so much work of the evaluator
-        self.front: Front[Lifetimes] = Front()
-        self._is_descending = True  # the front does not depend on what is asked for later
-        self.outcomes: dict[int, list[Outcome]] = {}  # what fits into each level
 
-    def descend(self, levels: Iterable[int], known: Callable[[int], _Known | None]) -> None:
-        """Fill the front: from the plan that recomputes nothing down, level by level.
+    def within(self, level: int, known: Iterable[Known], below: float, work: int) -> Plan | None:
+        """Return a plan within a level of bytes that takes fewer seconds than `below`.
 
-        `known` gives a plan for about so many bytes, to begin with as well.
+        It is made from known plans, for this level or larger ones, and from the one that recomputes
+        nothing, by so much work.
         """
-        above = self._plain()
-        for level in levels:
-            starts = [above, *self._known(known(level))]
-            found = [self._repair(start, level) for start in starts]
-            self.outcomes[level] = [outcome for outcome in found if outcome is not None]
-            best = self.front.best(level)
-            if best is None:
-                break
-            above = best
-        self._is_descending = False
+        begun, found, limit = self._evaluator.work, list[Outcome](), below
+        self._until = begun + int(_REPAIRED * work)
+        for start in self._starts(known):
+            outcome = self._repair(start, level, below=_CLOSE * limit)
+            if outcome is not None and all(o.seconds != outcome.seconds for o in found):
+                found.append(outcome)
+                limit = min(limit, outcome.seconds)
+        close = [o for o in sorted(found, key=_seconds)[:2] if o.seconds < _CLOSE * limit]
+        left = begun + work - self._evaluator.work
+        patience = work // _PATIENCE
+        better = [self._improved(o, level, left // (2 * len(close)), patience) for o in close]
+        if not better:
+            return None
+        left = begun + work - self._evaluator.work
+        best = self._improved(min(better, key=_seconds), level, left, patience)
+        return self._evaluator.plan(best) if best.seconds < below else None
 
-    def improved(self, level: int, work: int) -> Plan | None:
-        """Return a plan within a level that was made of those found there by so much work."""
-        best: Outcome | None = None
-        self._until = math.inf
-        plain = self._repair(self._plain(), level)
-        starts = [*self.outcomes.get(level, ()), *([] if plain is None else [plain])]
-        for outcome in starts:
-            self._until = self._evaluator.work + work
-            found, better = outcome, self._better(outcome, level)
-            while better is not None:
-                found, better = better, self._better(better, level)
-            if best is None or found.seconds < best.seconds:
-                best = found
-        self._until = math.inf
-        return None if best is None else self._evaluator.plan(best)
-
-    def plan(self, number: int) -> Plan:
-        """Return a plan of the front."""
-        return self._evaluator.plan(self._evaluator.evaluate(self.front.items[number]))
+    def _starts(self, known: Iterable[Known]) -> Iterator[Lifetimes]:
+        for plan, recomputed in known:
+            yield self._effective(self._evaluator.lifetimes_of(plan, recomputed))
+        yield self._plain()
 
     def _plain(self) -> Lifetimes:
         """Return what recomputes nothing."""
         facts = self._facts
         saved = {v for v, users in enumerate(facts.users) if users and not facts.is_external[v]}
         return Lifetimes(frozenset(saved) - self._always)
-
-    def _known(self, known: _Known | None) -> list[Lifetimes]:
-        return [] if known is None else [self._effective(self._evaluator.lifetimes_of(*known))]
-
-    def _try(self, lifetimes: Lifetimes) -> Outcome:
-        outcome = self._evaluator.evaluate(lifetimes)
-        if self._is_descending:
-            self.front.add(outcome.peak_bytes, outcome.seconds, lifetimes)
-        return outcome
 
     def _effective(self, lifetimes: Lifetimes) -> Lifetimes:
         """Return the same without drops at ops that start no replay of the value."""
@@ -111,15 +92,34 @@ class Relief:
         }
         return Lifetimes(lifetimes.keep, lifetimes.drops & made)
 
-    def _better(self, outcome: Outcome, level: int) -> Outcome | None:
+    def _improved(self, outcome: Outcome, level: int, work: int, patience: int) -> Outcome:
+        """Restore what is worth most and drop something else: by so much work, and so much in vain.
+
+        What did not help is tried again only when all else has been tried.
+        """
+        stop, is_new = self._evaluator.work + work, True
+        self._until = min(stop, self._evaluator.work + patience)
+        while is_new:
+            is_new = False
+            for is_close in (False, True):
+                tried = set[int]()
+                while better := self._better(outcome, level, tried, is_close=is_close):
+                    outcome, is_new = better, True
+                    self._until = min(stop, self._evaluator.work + patience)
+        return outcome
+
+    def _better(
+        self, outcome: Outcome, level: int, tried: set[int], *, is_close: bool
+    ) -> Outcome | None:
         """Return a plan with fewer seconds that restores something and fits, if there is one."""
-        for is_close in (False, True):
-            for value, lifetimes in self._restored(outcome):
-                if self._evaluator.work >= self._until:
-                    return None
+        for value, lifetimes in self._restored(outcome):
+            if self._evaluator.work >= self._until:
+                return None
+            if value not in tried:
                 better = self._repair(lifetimes, level, value, outcome.seconds, is_close=is_close)
                 if better is not None:
                     return better
+                tried.add(value)
         return None
 
     def _repair(
@@ -135,19 +135,18 @@ class Relief:
 
         If the plan is close to the level, bytes beyond what is too much are worth nothing.
         """
-        outcome = self._try(lifetimes)
-        for _ in range(_REPAIRS):
-            excess = outcome.peak_bytes - level
-            if excess <= 0 or outcome.seconds >= below or self._evaluator.work >= self._until:
-                break
+        outcome = self._evaluator.evaluate(lifetimes)
+        while (excess := outcome.peak_bytes - level) > 0:
+            if outcome.seconds >= below or self._evaluator.work >= self._until:
+                return None
             evictions = self._evictions(outcome, excess if is_close else outcome.peak_bytes)
             others = (eviction for eviction in evictions if eviction.value != spared)
-            chosen = self._choose(others, min(excess, level // _STEP))
+            # Why a part of the excess? What is far above the level comes near it in a few rounds.
+            chosen = self._choose(others, max(min(excess, level // _STEP), excess // _FIRST))
             if not chosen:
-                break
-            outcome = self._try(self._without(outcome.lifetimes, chosen))
-        fits = outcome.peak_bytes <= level and outcome.seconds < below * (1 - 1e-9)
-        return outcome if fits else None
+                return None
+            outcome = self._evaluator.evaluate(self._without(outcome.lifetimes, chosen))
+        return outcome if outcome.seconds < below * (1 - 1e-9) else None
 
     # -- what to drop --
 
@@ -262,3 +261,7 @@ class Relief:
                 yield value, Lifetimes(lifetimes.keep | {value}, lifetimes.drops)
             else:
                 yield value, Lifetimes(lifetimes.keep, lifetimes.drops - {(value, op)})
+
+
+def _seconds(outcome: Outcome) -> float:
+    return outcome.seconds

@@ -7,8 +7,10 @@ needs max(n, k + m). All numbers are exact; only how many points a curve may hav
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -20,7 +22,7 @@ from .options import Choices, Option, SegmentOptions, best_points
 from .plan import Plan, Stage
 from .recursion import Groups
 
-__all__ = ["Curve", "choose_cuts", "solve_segments"]
+__all__ = ["Curve", "Segments", "choose_cuts"]
 
 _MOST_CUTS = 144
 _POINTS = 512  # of a curve
@@ -38,6 +40,10 @@ class Curve:
         points = zip(table.needs[0].tolist(), table.seconds[0].tolist(), strict=True)
         # The (bytes, seconds) that no other point beats, the fewest bytes first.
         self.points: list[tuple[int, float]] = list(points)
+
+    def place(self, budget: int) -> int:
+        """Return the number of the point for a budget, or -1."""
+        return bisect_right(self.points, (budget, math.inf)) - 1
 
     def plan(self, number: int) -> Plan:
         """Return the plan of a point."""
@@ -80,20 +86,12 @@ def _is_low(score: list[int], cut: int) -> bool:
     return score[cut] <= score[cut - 1] and score[cut] <= score[cut + 1]
 
 
-def solve_segments(facts: Facts, cuts: list[int]) -> Curve:
-    """Return the curve of all ways to cut a trace at some of the cuts."""
-    table = _Table(cuts, facts.trace.saved_bytes)
-    finder = _Finder(facts, cuts)
-    for start in range(len(cuts) - 2, -1, -1):
-        table.close(start, list(finder.choices_from(start)))
-    return Curve(table, cuts)
-
-
-class _Finder:
+class Segments:
     """Finds what segments can do: short ones in many ways, long ones as a whole."""
 
     def __init__(self, facts: Facts, cuts: list[int]) -> None:
-        self._cuts = cuts
+        self.cuts = cuts
+        self._facts = facts
         self._options = SegmentOptions(facts)
         self._long = LongSegments(facts, cuts)
         for start, stop in pairwise(cuts):
@@ -101,27 +99,39 @@ class _Finder:
         # Where all parts are different, fewer of them are looked at together.
         most = max(2, _MOST_SOLVED // max(1, self._options.solved))
         self._joined = _JOINED[:most]
-        self.groups = Groups(facts, cuts, self._options, self._long)
 
-    def choices_from(self, start: int) -> Iterator[tuple[int, Choices]]:
+    @functools.cached_property
+    def curve(self) -> Curve:
+        """The best of all ways to cut a trace at some of the cuts."""
+        return self._solve(lambda start: ())
+
+    def curve_with_rounds(self) -> Curve:
+        """Return the same where segments may run again in rounds, which small budgets need."""
+        return self._solve(Groups(self._facts, self.cuts, self._options, self._long).starts)
+
+    def _solve(self, more: Callable[[int], Iterable[tuple[int, Choices]]]) -> Curve:
+        table = _Table(self.cuts, self._facts.trace.saved_bytes)
+        for start in range(len(self.cuts) - 2, -1, -1):
+            table.close(start, [*self._choices_from(start), *more(start)])
+        return Curve(table, self.cuts)
+
+    def _choices_from(self, start: int) -> Iterator[tuple[int, Choices]]:
         """Yield what can be done with the segments that begin at a cut, and where they end."""
-        cuts, first = self._cuts, self._cuts[start]
+        cuts, first = self.cuts, self.cuts[start]
         for size in self._joined:
             stop = start + size
             if stop < len(cuts) and (size == 1 or cuts[stop] - first <= _JOINED_OPS):
                 yield stop, self._options.find(first, cuts[stop])
         for stop in self._long.stops(start):
             yield stop, self._long.choices(start, stop)
-        yield from self.groups.starts(start)
 
 
 class _Came(NamedTuple):
-    """How a point of a curve is reached: what is done first, and the point after it."""
+    """How the points of a curve are reached: which offer is taken, and which entry of it."""
 
-    stop: int
-    choices: Choices
-    number: int
-    point: int
+    offers: list[tuple[int, Choices]]
+    which: Any
+    entry: Any
 
 
 class _Table:
@@ -133,7 +143,7 @@ class _Table:
         last = len(cuts) - 1
         self.needs: dict[int, Any] = {last: np.zeros(1, dtype=np.int64)}
         self.seconds: dict[int, Any] = {last: np.zeros(1)}
-        self._came: dict[int, list[_Came]] = {}
+        self._came: dict[int, _Came] = {}
 
     def close(self, start: int, offers: list[tuple[int, Choices]]) -> None:
         """Take the best of what can be done from a cut on, in every small range of bytes."""
@@ -144,17 +154,15 @@ class _Table:
         chosen = best_points(need, second, self._unit, _POINTS)
         self.needs[start], self.seconds[start] = need[chosen], second[chosen]
         which = np.searchsorted(ends, chosen, side="right")
-        within = chosen - np.concatenate([[0], ends])[which]
-        self._came[start] = [
-            _Came(*offers[w], *divmod(at, len(self.needs[offers[w][0]])))
-            for w, at in zip(which.tolist(), within.tolist(), strict=True)
-        ]
+        self._came[start] = _Came(offers, which, chosen - np.concatenate([[0], ends])[which])
 
     def walk(self, point: int) -> list[tuple[int, Option]]:
         """Return the segments of a point: where they begin, and what is done with them."""
         segments, cut = [], 0
         while cut < len(self._cuts) - 1:
-            came = self._came[cut][point]
-            segments.append((cut, came.choices.take(came.number)))
-            cut, point = came.stop, came.point
+            offers, which, entry = self._came[cut]
+            stop, choices = offers[which[point]]
+            number, point = divmod(int(entry[point]), len(self.needs[stop]))
+            segments.append((cut, choices.take(number)))
+            cut = stop
         return segments
