@@ -26,7 +26,7 @@ from ..recording.recorder import Recorder
 from ..recording.threads import recorder_of_this_thread
 from ..segment import refuse_transforms
 from .agreement import agreed_bytes, agreed_seconds
-from .passes import BudgetedPass, PassRegion, Start
+from .passes import BudgetedPass, PassRegion
 
 __all__ = ["Budget", "enter_budget", "run_within"]
 
@@ -59,7 +59,7 @@ class Budget:
         self._hooks: dict[int, Any] = {}  # of parameters
         self.meters_backward = False
         self._firsts: dict[Any, None] = {}  # the first ops of what was planned
-        self._goes_on: set[Start] = set()  # where a program seemed to start again, and did not
+        self._goes_on: set[Any] = set()  # first ops with which a program did not start again
         self._lock = threading.RLock()  # of what passes in several threads change
 
     def __reduce__(self) -> Any:
@@ -71,6 +71,8 @@ class Budget:
             with self._lock:
                 self._budget, self._share = budget, share
                 self.planned.clear()
+                if self._pass is not None and not self._pass.has_begun:
+                    self.restart()  # the next pass was about to follow a plan
 
     def __repr__(self) -> str:
         given = self._budget
@@ -157,13 +159,13 @@ class Budget:
             self._pass = self._new_pass()
             self._region.begin(self._pass)
 
-    def starts_again(self, start: Start, first: Any) -> bool:
-        return start not in self._goes_on and (start[1] == first or start[1] in self._firsts)
+    def starts_again(self, op: Any, first: Any) -> bool:
+        return op not in self._goes_on and (op == first or op in self._firsts)
 
-    def learn_that_it_goes_on(self, start: Start) -> None:
+    def learn_that_it_goes_on(self, op: Any) -> None:
         if len(self._goes_on) > _MANY:
             self._goes_on.clear()
-        self._goes_on.add(start)
+        self._goes_on.add(op)
 
     def _stepped(self) -> None:
         """An optimizer has made a step: what ran before it belongs to no pass."""

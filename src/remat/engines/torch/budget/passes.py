@@ -37,11 +37,7 @@ from .profiling import ObservedNodeTensor, PassAccounting
 from .sections import Sections, find_sections
 from .tracer import Tracer, key_of
 
-__all__ = ["BudgetedPass", "Owner", "PassRegion", "Start"]
-
-Start = tuple[
-    int, Any
-]  # how many ops a pass has run, and the op with which the program starts again
+__all__ = ["BudgetedPass", "Owner", "PassRegion"]
 
 _STAGE_SHARE = 8  # of the budget is what a stage saves, if nobody has planned it
 
@@ -55,11 +51,11 @@ class Owner(Protocol):
     def restart(self) -> None:
         """Begin another pass."""
 
-    def starts_again(self, start: Start, first: Any) -> bool:
-        """Return whether a program starts again in a pass that began with `first`."""
+    def starts_again(self, op: Any, first: Any) -> bool:
+        """Return whether a program starts again with an op, in a pass that began with `first`."""
 
-    def learn_that_it_goes_on(self, start: Start) -> None:
-        """Let a program not start again at a place: what follows belongs to the same pass."""
+    def learn_that_it_goes_on(self, op: Any) -> None:
+        """Let no program start again with an op: each step of an RNN begins with it."""
 
     def backward_began(self, begun: BudgetedPass) -> None: ...
 
@@ -118,11 +114,11 @@ class PassRegion(Region):
         if not len(current.tracer):
             current.first = _first_of(func, args)
         elif not any(map(_is_made, with_grad)):
-            start = len(current.tracer), _first_of(func, args)
+            op = _first_of(func, args)
             goes_on = current.follows and current.follower.begins_part(func)
-            if not goes_on and self._owner.starts_again(start, current.first):
+            if not goes_on and self._owner.starts_again(op, current.first):
                 self._restart()
-                self.current.follow_on(current, start)
+                self.current.follow_on(current, op)
         elif current.left is not None:
             current.look_back(with_grad, table)
         return True
@@ -174,8 +170,8 @@ class BudgetedPass:
         self._saved_for_next: list[ref[NodeTensor]] = []  # of that, for the op that runs next
         self.first: Any = None  # op, and its shapes
         self.reads_grad = False  # the op that runs now: one of its arguments requires grad
-        self.left: tuple[ref[BudgetedPass], Start] | None = None  # a pass that may be a part of it
-        self._left_at: Start | None = None  # where another pass began
+        self.left: tuple[ref[BudgetedPass], Any] | None = None  # a pass that may be a part of it
+        self._left_at: Any = None  # the op with which another pass began
         self.is_part = False  # of a pass that was taken for several: not to be planned
         self.sections: Sections | None = None
         self._stage = -1  # the last one, if nobody has planned them
@@ -211,11 +207,11 @@ class BudgetedPass:
         saved, self._saved_for_next = self._saved_for_next, []
         return saved
 
-    def follow_on(self, before: BudgetedPass, start: Start) -> None:
+    def follow_on(self, before: BudgetedPass, op: Any) -> None:
         """Begin where the program of another pass starts again; something of that is left."""
-        self.first = start[1]
-        self.left = ref(before), start
-        before._left_at = start
+        self.first = op
+        self.left = ref(before), op
+        before._left_at = op
 
     def look_back(self, with_grad: list[Tensor], table: KnownValues) -> None:
         """See whether an op reads what the pass that was left has made: then they are one."""
@@ -229,9 +225,9 @@ class BudgetedPass:
     def _join(self) -> None:
         self.is_part = True
         if self.left is not None:
-            reference, start = self.left
+            reference, op = self.left
             self.left = None
-            self._owner.learn_that_it_goes_on(start)
+            self._owner.learn_that_it_goes_on(op)
             if (before := reference()) is not None:
                 before._join()
 
