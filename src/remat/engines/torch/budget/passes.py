@@ -341,6 +341,8 @@ class BudgetedPass:
             self._begin_accounting()
         if is_external:
             region = self._region_outside()
+            if value.part_of is not None:  # of memory that the pass has made
+                self.tracer.saved(value, max(node, 0))
         if self._accounting is not None:
             return self._accounting.make_saved_for(operand, region, node)
         saved = NodeTensor(operand, region, node)

@@ -66,12 +66,15 @@ class Tracer:
         number = len(self._ops)
         reads = tuple(dict.fromkeys(self.number(value) for value in op.reads))
         for value, tensor in made:
-            before = None if value.argument is None else op.overwritten(value.argument)
+            before = _overwritten(op, value)
+            nbytes = nbytes_of(tensor)
+            if value.origin is Origin.EXTERNAL:
+                # A write to memory that was there before takes no more.
+                nbytes = 0 if before is None else self.nbytes(before)
             self._add(
                 value,
                 TracedValue(
-                    # (A write to memory that was there before takes no more.)
-                    nbytes=0 if value.origin is Origin.EXTERNAL else nbytes_of(tensor),
+                    nbytes=nbytes,
                     made_by=number,
                     overwrites=None if before is None else self.number(before),
                     kind=Kind.COMPUTED if value.op is not None else Kind.FIXED,
@@ -118,6 +121,8 @@ class Tracer:
             return number
         made, held = value.tensor(), value.held
         tensor = made if made is not None or held is None else held.tensor
+        if value.part_of is not None and tensor is not None and self._ops:
+            return self._add_part(value, tensor)
         is_parameter = value.origin is Origin.PARAMETER
         needs_grad = is_parameter or (made is not None and made.requires_grad)
         self._add(
@@ -130,6 +135,25 @@ class Tracer:
             ),
         )
         return len(self._values) - 1
+
+    def _add_part(self, value: Value, tensor: Tensor) -> int:
+        """Add a part of memory that the pass has made before: its gradient does not stay.
+
+        Its bytes count unless the whole is saved, which counts them.
+        """
+        whole = None if value.part_of is None else value.part_of()
+        is_whole_saved = whole is not None and next(whole.living_holders(), None) is not None
+        nbytes = 0 if is_whole_saved else tensor.nbytes
+        last, number = len(self._ops) - 1, len(self._values)
+        self._add(
+            value,
+            TracedValue(
+                nbytes=nbytes, made_by=last, kind=Kind.FIXED, requires_grad=tensor.requires_grad
+            ),
+        )
+        self._ops[last] = self._ops[last]._replace(makes=(*self._ops[last].makes, number))
+        self.plain_bytes += nbytes
+        return number
 
     def _add(self, value: Value, traced: TracedValue) -> None:
         value.traced = self._pass, len(self._values)
@@ -328,6 +352,16 @@ class Tracer:
             self._freed[number] = max(len(self._ops) - 1, 0)
             if number not in self._saved and self._values[number].overwrites is None:
                 self.plain_bytes -= self._values[number].nbytes
+
+
+def _overwritten(op: Op, made: Value) -> Value | None:
+    """Return the value of the pass that an op has overwritten with another one."""
+    if made.argument is not None:
+        return op.overwritten(made.argument)
+    if made.part_of is None:
+        return None
+    targets = (t if type(t) is Value else t.value for t in op.targets())
+    return next((target for target in targets if target.part_of is made.part_of), None)
 
 
 def _died(tracer: ref[Tracer], number: int, _: Any) -> None:

@@ -121,6 +121,9 @@ class Value:
     is_leaf = False  # a leaf of the graph: held with and without checkpointing
     is_shared = False  # memory shared with another library, such as a NumPy array
     is_rewritten = False  # a buffer that regions write to repeatedly
+    # The computed value over whose memory an external one was found, as the parts of `unsafe_split`
+    # are, which have version counters of their own.
+    part_of: Callable[[], Value | None] | None = None
     is_overwritten = False  # no tensor has this content any more; what was read is saved
     is_snapshot = False  # a copy is held, because writes to it may not be counted
     must_recompute = False  # by `checkpoint(tensor)`: no policy keeps it

@@ -152,6 +152,7 @@ class StorageTable:
                 self._geometry_changed(other, base)
         else:
             other = self._hold_external(base, base.untyped_storage())
+            other.part_of = value.part_of
             value.add_alias(other)
         return _read(other, tensor, base)
 
@@ -174,6 +175,9 @@ class StorageTable:
         value = self._hold_external(base, storage)
         if value.origin is not Origin.PARAMETER:
             note = getattr(storage, "_remat", None)
+            whole = self.values.get(note) if note is not None else None
+            if whole is not None:
+                value.part_of = whole.part_of if whole.op is None else ref(whole)
             if note is not None and note not in self.values:
                 value.lends_to = self._reuse.users_of(base, note)
             self._count_when_freed(value, base, storage)

@@ -184,6 +184,7 @@ class WriteTracker:
                 after.geometry = before.geometry
                 after.size, after.dtype = before.size, before.dtype
         after.is_leaf, after.is_shared = before.is_leaf, before.is_shared
+        after.part_of = before.part_of
         if is_plain(tensor):
             if traits.uncounted:
                 table.forget(tensor.untyped_storage())
