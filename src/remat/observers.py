@@ -19,7 +19,15 @@ from typing import Protocol
 from .errors import RematWarning
 from .plans.trace import Trace
 
-__all__ = ["Observer", "observed_by", "observers", "start_observing", "stop_observing", "warn_once"]
+__all__ = [
+    "AllocationTracker",
+    "Observer",
+    "observed_by",
+    "observers",
+    "start_observing",
+    "stop_observing",
+    "warn_once",
+]
 
 _FRAMEWORKS = {"torch", "autograd"}  # which call back, in backward
 _HERE = str(Path(__file__).parent / "_")[:-1]  # with the separator at its end
@@ -60,6 +68,15 @@ class Observer(Protocol):
 
     def traced(self, region: int, trace: Trace) -> None:
         """What the region did, op by op, if the engine records it."""
+
+
+class AllocationTracker(Protocol):
+    """Tells an observer what the thread that starts it allocates."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        """Without effect if it was not started, or was stopped before."""
 
 
 class _Threads(threading.local):

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ..engines.compiling import is_compiling
-from ..engines.locate import ScopeEngine, engine_with_scopes, engines_with_scopes
+from ..engines.locate import engine_with_scopes, engines_with_scopes
 from ..errors import RematError, UnsupportedError
 from ..plans import PassRecord, Trace
 from ..plans.planner import Plans
@@ -84,13 +84,14 @@ class GradientBudget:
         if name not in self._budgets:
             self._budgets[name] = engine.Budget(self._amount, _plans_of)
         budget = self._budgets[name]
-        engine.enter_budget(budget)
+        begun: list[Any] = []
         try:
+            begun.append(engine.enter_budget(budget))  # in one line: no interrupt comes between
             yield
+            budget.end()
         except BaseException:
-            budget.end(failed=True)
+            _fail(begun)
             raise
-        budget.end()
 
 
 class CheckpointManager:
@@ -227,30 +228,29 @@ class CheckpointManager:
             )
         if getattr(self._entered, "is_open", False):
             raise RuntimeError("this CheckpointManager is entered already; leave it first")
-        if self.auto_checkpoint:
-            if not self._has_budget:
-                raise ValueError(
-                    "a manager needs a budget: give max_memory_mb or memory_budget, or pass "
-                    "auto_checkpoint=False to leave the choice to marks and scopes"
-                )
-            engines = engines_with_scopes()
-            for engine in engines[len(self._budgets) :]:
-                self._budgets.append(engine.Budget(self._amount, _plans_of, share=self._share))
-            self._enter(engines)
-        self._entered.is_open = True
-        return self
-
-    def _enter(self, engines: list[ScopeEngine]) -> None:
-        """Begin all budgets, or none."""
         begun: list[Any] = []
         try:
-            for engine, budget in zip(engines, self._budgets, strict=True):
-                engine.enter_budget(budget)
-                begun.append(budget)
+            if self.auto_checkpoint:
+                self._begin(begun)
+            self._entered.is_open = True
+            return self
         except BaseException:
-            for budget in begun:
-                budget.end(failed=True)
+            self._entered.is_open = False
+            _fail(begun)
             raise
+
+    def _begin(self, begun: list[Any]) -> None:
+        """Begin the budgets of all engines, and note each in the list."""
+        if not self._has_budget:
+            raise ValueError(
+                "a manager needs a budget: give max_memory_mb or memory_budget, or pass "
+                "auto_checkpoint=False to leave the choice to marks and scopes"
+            )
+        engines = engines_with_scopes()
+        for engine in engines[len(self._budgets) :]:
+            self._budgets.append(engine.Budget(self._amount, _plans_of, share=self._share))
+        for engine, budget in zip(engines, self._budgets, strict=True):
+            begun.append(engine.enter_budget(budget))  # in one line: no interrupt comes between
 
     def __exit__(
         self,
@@ -258,11 +258,20 @@ class CheckpointManager:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        try:  # an interrupt at this very line leaves it open: Python calls `__exit__` once
+            self._end(failed=error is not None)
+        except BaseException:
+            if getattr(self._entered, "is_open", False):  # `_end` did not reach its end
+                _fail(self._budgets)
+                self._entered.is_open = False
+            raise
+
+    def _end(self, *, failed: bool) -> None:
         if not getattr(self._entered, "is_open", False):
             raise RuntimeError("this CheckpointManager was not entered in this thread")
-        self._entered.is_open = False
         for budget in self._budgets:
-            budget.end(failed=error is not None)
+            budget.end(failed=failed)
+        self._entered.is_open = False
 
     @property
     def _amount(self) -> int | float | str:
@@ -360,6 +369,12 @@ class CheckpointManager:
         amount = self._amount
         text = f"{amount:.0%}" if isinstance(amount, float) else format_bytes(self._limit() or 0)
         return f"CheckpointManager({text}, auto_checkpoint={self.auto_checkpoint})"
+
+
+def _fail(budgets: Iterable[Any]) -> None:
+    """End passes within budgets after an exception; those that have ended stay so."""
+    for budget in budgets:
+        budget.end(failed=True)
 
 
 def _check_nodes(nodes: Iterable[CheckpointNode]) -> list[CheckpointNode]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ..engines.locate import track_allocations
-from ..observers import Observer
+from ..engines.locate import allocation_tracker
+from ..observers import AllocationTracker, Observer
 from ..reports.profiler import Profiler
 
 __all__ = ["CheckpointProfiler"]
@@ -33,5 +31,5 @@ class CheckpointProfiler(Profiler):
     (1, 1)
     """
 
-    def _track_allocations(self, observer: Observer) -> Callable[[], None]:
-        return track_allocations(observer)
+    def _allocation_tracker(self, observer: Observer) -> AllocationTracker | None:
+        return allocation_tracker(observer)

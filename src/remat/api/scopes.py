@@ -151,16 +151,26 @@ class CheckpointScope:
     def __enter__(self) -> Self:
         _refuse_compiler()
         stack = self._entered.__dict__.setdefault("stack", [])
+        depth = len(stack)
+        try:
+            self._open(stack)
+            return self
+        except BaseException:
+            if len(stack) > depth:
+                self._leave(quiet=True)
+            raise
+
+    def _open(self, stack: list[Any]) -> None:
         if not self.is_enabled:
             stack.append(None)
-            return self
+            return
         engine = engine_with_scopes()
-        region = engine.open_scope(self.name, policy=self._policy())
-        stack.append((engine, region))
+        # In one line: no interrupt comes between, and what is open is always on the stack.
+        stack.append((engine, engine.open_scope(self.name, policy=self._policy())))
+        region = stack[-1][1]
         self._nodes = [node for node in self._nodes if node._region.is_alive]
         if region.records:
             self._nodes.append(CheckpointNode(is_checkpoint=self.use_recomputation, region=region))
-        return self
 
     def __exit__(
         self,
@@ -168,16 +178,24 @@ class CheckpointScope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        try:  # an interrupt at this very line leaves it open: Python calls `__exit__` once
+            self._leave(quiet=error is not None)
+        except BaseException:
+            if self._entered.__dict__.get("stack"):  # where `_leave` did not reach its end
+                self._leave(quiet=True)
+            raise
+
+    def _leave(self, *, quiet: bool) -> None:
         stack = self._entered.__dict__.get("stack")
         if not stack:
             raise RematError(
                 f"the scope {self.name!r} was left more often than it was entered in this thread; "
                 "write `with scope:`, which leaves it once"
             )
-        entered = stack.pop()
-        if entered is not None:
-            engine, region = entered
-            engine.close_scope(region, quiet=error is not None)
+        if stack[-1] is not None:
+            engine, region = stack[-1]
+            engine.close_scope(region, quiet=quiet)
+        stack.pop()
 
     def _policy(self) -> Any:
         return self.policy if self.use_recomputation else save_everything

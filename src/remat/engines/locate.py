@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 from .. import trees
 from ..errors import UnsupportedError
 from ..introspect import names_in, references
-from ..observers import Observer
+from ..observers import AllocationTracker, Observer
 from ..segments import SegmentOptions
 from ..stores import Arrays
 from ..verification import Verification
@@ -21,12 +21,12 @@ from ..verification import Verification
 __all__ = [
     "Engine",
     "ScopeEngine",
+    "allocation_tracker",
     "engine_for",
     "engine_of_call",
     "engine_with_scopes",
     "engines_with_scopes",
     "is_torch_module",
-    "track_allocations",
 ]
 
 
@@ -92,8 +92,8 @@ class ScopeEngine(Protocol):
     def run_within(self, budget: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Call a function as a pass, or a part of one, within a budget."""
 
-    def enter_budget(self, budget: Any) -> None:
-        """Begin passes within a budget; `budget.end()` ends them."""
+    def enter_budget(self, budget: Any) -> Any:
+        """Begin passes within a budget, and return it; `budget.end()` ends them."""
 
     def record_trace(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Run a function forward and backward; return what it did as a `plans.Trace`."""
@@ -178,12 +178,12 @@ def _is_of_numpy(value: Any) -> bool:
     return engine is not None and bool(engine.is_tracing())
 
 
-def track_allocations(observer: Observer) -> Callable[[], None]:
-    """Report to an observer what this thread allocates, if an engine can; return what stops it."""
+def allocation_tracker(observer: Observer) -> AllocationTracker | None:
+    """Return what tells an observer what a thread allocates, if an engine can."""
     if _array_type("torch") is None:
-        return lambda: None
-    stop: Callable[[], None] = cast(Any, _load("torch")).track_allocations(observer)
-    return stop
+        return None
+    tracker: AllocationTracker = cast(Any, _load("torch")).AllocationTracker(observer)
+    return tracker
 
 
 def is_torch_module(value: Any) -> bool:

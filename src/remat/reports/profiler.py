@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from ..errors import RematError
-from ..observers import Observer, start_observing, stop_observing
+from ..observers import AllocationTracker, Observer, start_observing, stop_observing
 from ..plans.trace import Trace
 from ..sizes import counted, format_bytes
 from .accounting import MemoryAccounting, RegionTotals
@@ -54,7 +54,7 @@ class Profiler:
     def __init__(self) -> None:
         self._accounting = MemoryAccounting()
         self._thread: int | None = None  # that is tracked
-        self._stop_allocations: Callable[[], None] = lambda: None
+        self._allocations: AllocationTracker | None = None
 
     @property
     def is_tracking(self) -> bool:
@@ -64,18 +64,36 @@ class Profiler:
     @_OnClassToo
     def start_tracking(self) -> None:
         """Count from now on, from zero."""
+        self._start()
+
+    def _start(self) -> Self:
         if self.is_tracking:
             raise RematError(
                 "this profiler is tracking already; call stop_tracking() first, or use a second "
                 "CheckpointProfiler"
             )
-        self._accounting, self._thread = MemoryAccounting(), threading.get_ident()
-        start_observing(self._accounting)
-        self._stop_allocations = self._track_allocations(self._accounting)
+        try:
+            self._accounting, self._thread = MemoryAccounting(), threading.get_ident()
+            start_observing(self._accounting)
+            self._allocations = self._allocation_tracker(self._accounting)
+            if self._allocations is not None:
+                self._allocations.start()
+            return self
+        except BaseException:
+            self._stop()
+            raise
 
-    def _track_allocations(self, observer: Observer) -> Callable[[], None]:
-        """Have engines report what else is allocated; return what stops it."""
-        return lambda: None
+    def _allocation_tracker(self, observer: Observer) -> AllocationTracker | None:
+        """Return what has engines report what else is allocated."""
+        return None
+
+    def _stop(self) -> None:
+        """Count no more. To be called again after an interrupt: it tracks until all is done."""
+        if self._allocations is not None:
+            self._allocations.stop()
+        stop_observing(self._accounting)
+        self._accounting.close()
+        self._thread = None
 
     @_OnClassToo
     def stop_tracking(self) -> None:
@@ -87,14 +105,14 @@ class Profiler:
                 "this profiler tracks another thread; call stop_tracking() in the thread that "
                 "called start_tracking()"
             )
-        self._thread = None
-        self._stop_allocations()
-        stop_observing(self._accounting)
-        self._accounting.close()
+        try:
+            self._stop()
+        except BaseException:
+            self._stop()
+            raise
 
     def __enter__(self) -> Self:
-        self.start_tracking()
-        return self
+        return self._start()
 
     def __exit__(
         self,
@@ -102,8 +120,13 @@ class Profiler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self.is_tracking:  # it may have been stopped inside
-            self.stop_tracking()
+        try:  # an interrupt at this very line leaves it on: Python calls `__exit__` once
+            if self.is_tracking:  # it may have been stopped inside
+                self.stop_tracking()
+        except BaseException:
+            if self._thread == threading.get_ident():
+                self._stop()
+            raise
 
     # -- numbers ---------------------------------------------------------------------------------
 

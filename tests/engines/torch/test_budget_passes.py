@@ -412,3 +412,18 @@ def test_a_settled_plan_that_keeps_everything_is_not_recorded_any_more() -> None
     for _ in range(5):
         model(*model.inputs()).backward()
     assert model.forward.budget.planned[0].passes == 1
+
+
+def test_a_parameter_with_the_id_of_another_one_gets_a_hook_of_its_own() -> None:
+    budget = Budget(1 << 30, lambda trace: None)
+    budget.begin(meters_backward=True)
+    try:
+        first, second = (torch.ones(2, requires_grad=True) for _ in range(2))
+        budget.expect_gradient(first)
+        budget._hooks[id(second)] = budget._hooks.pop(id(first))  # as if `first` were gone
+        for _ in range(2):
+            budget.expect_gradient(second)
+        assert len(second._post_accumulate_grad_hooks) == 1
+    finally:
+        budget.end(failed=True)
+    assert not second._post_accumulate_grad_hooks

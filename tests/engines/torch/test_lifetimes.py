@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 
 import numpy as np
@@ -467,3 +468,79 @@ def test_what_a_holding_scope_was_told_not_to_hold_is_not_kept_with_all_it_came_
     assert alive() is None
     b.sum().backward()
     assert torch.equal(x.grad, b)
+
+
+# -- reference cycles ------------------------------------------------------------------------------
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.SiLU()) for _ in range(3)))
+
+
+def _automatic(go_on):
+    net, x = remat.auto_checkpoint(_net(), 0.9), torch.ones(4, 8)
+    return lambda: go_on(net(x).sum())
+
+
+def _managed(go_on):
+    net, x, manager = _net(), torch.ones(4, 8), remat.CheckpointManager(memory_budget=0.9)
+
+    def run():
+        with manager:
+            go_on(net(x).sum())
+
+    return run
+
+
+def _scope(go_on):
+    net, x = _net(), torch.ones(4, 8)
+
+    def run():
+        with remat.CheckpointScope("net"):
+            y = net(x)
+        go_on(y.sum())
+
+    return run
+
+
+def _profiled(go_on):
+    net, x = _net(), torch.ones(4, 8)
+
+    def run():
+        with remat.CheckpointProfiler():
+            go_on(remat.checkpoint(net, x).sum())
+
+    return run
+
+
+def _loop_in_a_segment(go_on):
+    def f(x):
+        return remat.checkpointed_loop(torch.sin, (x * 2).sin().sin(), 3)[0]
+
+    return lambda: go_on(remat.checkpoint(f, leaf()).sum())
+
+
+def _in_a_thread(go_on):
+    net, x = _net(), torch.ones(4, 8)
+
+    def run():
+        work = threading.Thread(target=lambda: go_on(remat.checkpoint(net, x).sum()))
+        work.start()
+        work.join()
+
+    return run
+
+
+CYCLES = [_automatic, _managed, _scope, _profiled, _loop_in_a_segment, _in_a_thread]
+
+
+@pytest.mark.parametrize("has_backward", [True, False])
+@pytest.mark.parametrize("make", CYCLES)
+def test_passes_leave_nothing_to_the_garbage_collector(make, has_backward) -> None:
+    run = make(Tensor.backward if has_backward else lambda loss: None)
+    for _ in range(5):  # plans are made
+        run()
+    gc.collect()
+    for _ in range(10):
+        run()
+    assert gc.collect() < 10  # less than one each

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from ... import trees
 from ...errors import BudgetTooSmallError, UnsupportedError
@@ -58,8 +58,9 @@ class Budget:
             self._budget, self._share = budget, share
             self.planned.clear()
 
-    def begin(self) -> None:
+    def begin(self) -> Self:
         _threads.budgets.append(self)
+        return self
 
     def end(self, *, failed: bool = False) -> None:
         if self in _threads.budgets:
@@ -239,14 +240,14 @@ def run_within(budget: Budget, function: Callable[..., Any], args: tuple[Any, ..
     return budget.run(function, args) if budget.can_begin() else function(*args)
 
 
-def enter_budget(budget: Budget) -> None:
-    """Begin gradients within a budget."""
+def enter_budget(budget: Budget) -> Budget:
+    """Begin gradients within a budget, and return it."""
     if is_tracing():
         raise UnsupportedError(
             "a memory budget is for a whole gradient, and a function is being differentiated "
             "already; put the CheckpointManager, or memory_budget=, around the outermost gradient"
         )
-    budget.begin()
+    return budget.begin()
 
 
 def record_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:

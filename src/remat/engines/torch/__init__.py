@@ -4,7 +4,7 @@ from .arrays import TorchArrays
 from .budget.forward import set_budget
 from .budget.manager import Budget, enter_budget, run_within
 from .budget.recording import record_trace
-from .diagnostics.allocations import track_allocations
+from .diagnostics.allocations import AllocationTracker
 from .diagnostics.verify import verify
 from .gradient import value_and_grad
 from .layers import choose_layers, describe_layers
@@ -15,6 +15,7 @@ from .segment import checkpoint_tensor, is_marked, mark, name_tensor, run_segmen
 
 __all__ = [
     "ARRAYS",
+    "AllocationTracker",
     "Budget",
     "applied_to",
     "apply_to",
@@ -35,7 +36,6 @@ __all__ = [
     "run_while",
     "run_within",
     "set_budget",
-    "track_allocations",
     "value_and_grad",
     "verify",
 ]

@@ -127,6 +127,7 @@ ATTRIBUTES: dict[str, tuple[Any, str]] = {
     "_base": (torch.Tensor, "the tensor that a view was made from"),
     "_is_view": (torch.Tensor, "tells views, which share memory with their base"),
     "_backward_hooks": (torch.Tensor, "copies the hooks of a leaf to the leaf that replaces it"),
+    "_post_accumulate_grad_hooks": (torch.Tensor, "tells whether a parameter has a hook of ours"),
     "_indices": (torch.Tensor, "a part of a sparse tensor"),
     "_values": (torch.Tensor, "a part of a sparse tensor"),
     "_cdata": (torch.UntypedStorage, "identifies a storage"),

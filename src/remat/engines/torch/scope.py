@@ -20,12 +20,13 @@ class Scope(RegionAccess[Region]):
 
     def __init__(self, name: str, policy: Policy | None) -> None:
         self.name = name
+        self._is_closed = False
         recorder = recorder_of_this_thread()
-        depth, idle = len(recorder.opened), recorder.idle
+        self._before = len(recorder.opened), recorder.idle
         try:
             self._begin(policy)
         except BaseException:
-            recorder.unwind(depth, idle)
+            recorder.unwind(*self._before)
             raise
 
     def _begin(self, policy: Policy | None) -> None:
@@ -43,10 +44,18 @@ class Scope(RegionAccess[Region]):
         return self._region() is not None
 
     def close(self, *, quiet: bool) -> None:
-        region, self._open = self._open, None
-        close_region(region, None if quiet else f"scope {self.name!r}")
-        if self._lone is not None:
-            self._lone.close()
+        """Close the region; it can be called again after an interrupt."""
+        try:
+            if not self._is_closed:
+                region, self._open = self._open, None
+                close_region(region, None if quiet else f"scope {self.name!r}")
+                if self._lone is not None:
+                    self._lone.close()
+                self._is_closed = True
+        except BaseException:
+            recorder_of_this_thread().unwind(*self._before)
+            self._is_closed = True
+            raise
 
 
 def open_scope(name: str, *, policy: Any) -> Scope:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 from weakref import ref
 
 import torch
@@ -55,8 +55,8 @@ class Budget:
         self.last: PassRecord | None = None
         self._pass: BudgetedPass | None = None
         self._region: PassRegion | None = None
-        self._recorder: Recorder | None = None
-        self._hooks: dict[int, Any] = {}  # of parameters
+        self._recorder: ref[Recorder] | None = None  # of the thread in which a pass runs
+        self._hooks: dict[int, Any] = {}  # of parameters, by their ids
         self.meters_backward = False
         self._firsts: dict[Any, None] = {}  # the first ops of what was planned
         self._goes_on: set[Any] = set()  # first ops with which a program did not start again
@@ -104,45 +104,60 @@ class Budget:
         """The number of ops that the pass has run so far; 0 outside of a pass."""
         return 0 if self._pass is None else len(self._pass.tracer)
 
-    def begin(self, *, meters_backward: bool = False) -> None:
+    def begin(self, *, meters_backward: bool = False) -> Self:
         refuse_transforms()
-        with self._lock:
-            if self._recorder is not None:
-                raise UnsupportedError(
-                    "this budget is in use in another thread; give each thread a copy of the model "
-                    "(copy.deepcopy), or a CheckpointManager of its own"
-                )
-            self._recorder = recorder_of_this_thread()
-        self.meters_backward = meters_backward
-        self._pass = self._new_pass()
-        self._region = PassRegion(self._pass, self, waits=meters_backward)
+        recorder = recorder_of_this_thread()
+        before = len(recorder.opened), recorder.idle
         try:
-            self._recorder.open(self._region)
+            with self._lock:
+                if self._recording not in (None, recorder):
+                    raise UnsupportedError(
+                        "this budget is in use in another thread; give each thread a copy of the "
+                        "model (copy.deepcopy), or a CheckpointManager of its own"
+                    )
+                self._release()  # what an exception has left in this thread
+                self._recorder = ref(recorder)
+            self.meters_backward = meters_backward
+            self._pass = self._new_pass()
+            self._region = PassRegion(self._pass, self, waits=meters_backward)
+            recorder.open(self._region)
+            if meters_backward:
+                on_optimizer_step.append(self._stepped)
+            return self
         except BaseException:
-            self._recorder = self._region = self._pass = None
+            recorder.unwind(*before)
+            if self._recording is recorder:
+                self._release()
             raise
-        if meters_backward:
-            on_optimizer_step.append(self._stepped)
+
+    @property
+    def _recording(self) -> Recorder | None:
+        """The recorder of the pass that runs; None if its thread has ended meanwhile."""
+        return None if self._recorder is None else self._recorder()
 
     def _new_pass(self) -> BudgetedPass:
         return BudgetedPass(self, Follower(self.planned))
 
     def end(self, *, failed: bool = False, plans: bool = True) -> None:
-        """End the recording; raise if no plan fits the budget.
+        """End the recording; raise if no plan fits the budget. Without effect if nothing began.
 
         `plans=False` leaves that to the backward pass, which may never come.
         """
-        recorder, region, meters_backward = self._recorder, self._region, self.meters_backward
-        self._recorder = self._region = self._pass = None
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks.clear()
-        if self._stepped in on_optimizer_step:
-            on_optimizer_step.remove(self._stepped)
-        if recorder is None or region is None:
+        recorder, region = recorder_of_this_thread(), self._region
+        if region is None or self._recording is not recorder:
             return
-        ended = region.current
-        recorder.close(region)  # before planning, which may raise
+        try:
+            self._end(recorder, region, failed=failed, plans=plans)
+        except BaseException:  # an interrupt, or no plan fits
+            if region in recorder.opened:
+                recorder.unwind(recorder.opened.index(region), recorder.idle)
+            self._release()
+            raise
+
+    def _end(self, recorder: Recorder, region: PassRegion, *, failed: bool, plans: bool) -> None:
+        recorder.close(region)
+        ended, meters_backward = region.current, self.meters_backward
+        self._release()  # before planning, which may raise
         if failed:
             ended.abandon()
         elif not meters_backward:
@@ -151,11 +166,20 @@ class Budget:
             if plans:
                 ended.plan()
 
+    def _release(self) -> None:
+        """Take back all but the recording. Last of all, let other threads use this."""
+        while self._hooks:
+            self._hooks.popitem()[1].remove()
+        while self._stepped in on_optimizer_step:
+            on_optimizer_step.remove(self._stepped)
+        self._region = self._pass = None
+        self._recorder = None
+
     def restart(self) -> None:
         """Begin another pass: an iteration of training is over."""
         if self._region is not None:
-            if self._recorder is not None:
-                self._recorder.end_iteration()
+            if (recorder := self._recording) is not None:
+                recorder.end_iteration()
             self._pass = self._new_pass()
             self._region.begin(self._pass)
 
@@ -169,7 +193,7 @@ class Budget:
 
     def _stepped(self) -> None:
         """An optimizer has made a step: what ran before it belongs to no pass."""
-        if self._recorder is recorder_of_this_thread():
+        if self._recording is recorder_of_this_thread():
             self.restart()
 
     # -- what a pass asks (passes.Owner) -----------------------------------------------------------
@@ -182,7 +206,12 @@ class Budget:
         return parse_budget(self._budget, whole=whole)
 
     def expect_gradient(self, parameter: Tensor) -> None:
-        if self.meters_backward and id(parameter) not in self._hooks:
+        if not self.meters_backward:
+            return
+        # The id may have been that of another tensor before. Its hooks went with it. (A weak
+        # reference to a parameter would be in the way of `torch.utils.swap_tensors`.)
+        handle, hooks = self._hooks.get(id(parameter)), parameter._post_accumulate_grad_hooks
+        if handle is None or hooks is None or handle.hooks_dict_ref() is not hooks:
             register: Any = parameter.register_post_accumulate_grad_hook
             self._hooks[id(parameter)] = register(_Accumulated(ref(self)))
 
@@ -191,8 +220,8 @@ class Budget:
             self._pass.meter.remove(parameter.grad)
 
     def backward_began(self, begun: BudgetedPass) -> None:
-        if self._recorder is not None:
-            self._recorder.end_iteration()
+        if (recorder := self._recording) is not None:
+            recorder.end_iteration()
 
     def forward_ended(self, ended: BudgetedPass) -> None:
         """Plan a pass that nobody has planned, as soon as its forward part is known."""
@@ -353,8 +382,8 @@ def _warn_of_more(trace: Trace, budget: int, smallest: int, reserved: int) -> No
     )
 
 
-def enter_budget(budget: Budget) -> None:
-    """Begin passes within a budget; they end when backward passes do."""
+def enter_budget(budget: Budget) -> Budget:
+    """Begin passes within a budget, and return it; they end when backward passes do."""
     recorder = recorder_of_this_thread()
     if recorder.opened:
         raise UnsupportedError(
@@ -364,7 +393,7 @@ def enter_budget(budget: Budget) -> None:
     mode = changing_mode()
     if mode is not None:
         raise UnsupportedError(f"a CheckpointManager does not work here: {why_it_counts(mode)}")
-    budget.begin(meters_backward=True)
+    return budget.begin(meters_backward=True)
 
 
 class _Accumulated:
@@ -392,11 +421,11 @@ def run_within(
     """
     if not budget.can_begin():
         return function(*args, **kwargs)
-    budget.begin()
     try:
+        budget.begin()
         result = function(*args, **kwargs)
+        budget.end(plans=plans)
+        return result
     except BaseException:
         budget.end(failed=True)
         raise
-    budget.end(plans=plans)
-    return result

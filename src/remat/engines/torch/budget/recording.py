@@ -63,13 +63,13 @@ def _record(
             "a pass is recorded on its own: call this outside of checkpointed regions, scopes, "
             "managers and dispatch modes"
         )
-    budget.begin()
     try:
+        budget.begin()
         result = function(*args, **kwargs)
+        budget.end()
     except BaseException:
         budget.end(failed=True)
         raise
-    budget.end()
     if not budget.planned:
         raise UnsupportedError(_NO_GRADIENT)
     return budget.planned[0].trace, _backward(result, [*sources, *trees.flatten((args, kwargs))[0]])

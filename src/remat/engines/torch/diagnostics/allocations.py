@@ -10,7 +10,7 @@ weak reference reports when it is freed. Temporary memory of a kernel is not see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -20,28 +20,18 @@ from torch import Tensor
 
 from ....loops.accounts import is_inside_a_region
 from ....observers import Observer
-from ..backend import (
-    TorchDispatchMode,
-    dispatch_mode_stack,
-    is_functorch_tensor,
-    pop_dispatch_mode,
-    push_dispatch_mode,
-)
+from ..backend import TorchDispatchMode, is_functorch_tensor, push_dispatch_mode
 from ..memory.tensors import is_plain
+from ..recording.stacks import is_mode_on, remove_mode
 from ..schema import call_in_mode, traits_of
 from .accounting import storage_number
 
-__all__ = ["track_allocations"]
+__all__ = ["AllocationTracker"]
 
 
-def track_allocations(observer: Observer) -> Callable[[], None]:
-    """Notify an observer of what this thread allocates; return a function that stops it."""
-    tracker = _AllocationTracker(observer)
-    push_dispatch_mode(tracker)
-    return tracker.stop
+class AllocationTracker(TorchDispatchMode):
+    """Notifies an observer of what a thread allocates, from `start` to `stop`."""
 
-
-class _AllocationTracker(TorchDispatchMode):
     remat_looks_on = True
 
     def __init__(self, observer: Observer) -> None:
@@ -77,16 +67,14 @@ class _AllocationTracker(TorchDispatchMode):
             self._living[number] = ref(storage, _OnFree(self._living, number, self._observer))
             self._observer.allocated(number, nbytes)
 
+    def start(self) -> None:
+        push_dispatch_mode(self)
+
     def stop(self) -> None:
-        """Remove this mode from the stack, but not those that the program has entered after it."""
+        """Leave this mode, wherever it is on the stack; without effect if it is not there."""
+        if is_mode_on(self):
+            remove_mode(self)
         self._living.clear()
-        if self not in dispatch_mode_stack():
-            return
-        above = []
-        while (mode := pop_dispatch_mode(None)) is not self:
-            above.append(mode)
-        for mode in reversed(above):
-            push_dispatch_mode(mode)
 
 
 class _OnFree:

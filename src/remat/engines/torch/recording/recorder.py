@@ -58,12 +58,12 @@ class Recorder(TorchDispatchMode):
         self.region: Region  # the innermost of them
         self.idle = 0  # open regions that have no effect, because grad mode is off
         self._reuse = OutputReuse()
-        self.table = StorageTable(self._reuse, self._function_returned)
+        # By a weak reference: a thread, and a loop in a region, has a recorder of its own.
+        self.table = StorageTable(self._reuse, partial(_function_returned, ref(self)))
         self._writes = WriteTracker(self.table)
         self._streams: Streams | None = None  # if an accelerator is in use
         self._ops = 0
         self.iteration_start = 0  # the number of the first op since backward last began
-        self.pack = self._pack  # one object, so that it can be compared
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -169,7 +169,8 @@ class Recorder(TorchDispatchMode):
 
     # -- what autograd saves -----------------------------------------------------------------------
 
-    def _pack(self, tensor: Tensor) -> SavedTensor | Value:
+    def pack(self, tensor: Tensor) -> SavedTensor | Value:
+        """Return what autograd holds instead of a tensor: the pack hook."""
         region = self.region
         known = self.table.parameters.get(id(tensor))
         if known is not None and region.observer is None and known is self.table.operand(tensor):
@@ -177,7 +178,7 @@ class Recorder(TorchDispatchMode):
         operand = self.table.operand(tensor)
         value = operand if type(operand) is Value else operand.value
         if type(operand) is View and value.op is not None and _is_detached(value, tensor):
-            operand = value = self._function_returned(value, tensor)
+            operand = value = self.function_returned(value, tensor)
         # A custom Function may save it, which must get leaves back as they are. Saved-tensor hooks
         # preserve leaves; other tensors lose their class and attributes.
         is_external, is_leaf = value.origin.is_external, tensor.is_leaf
@@ -201,7 +202,7 @@ class Recorder(TorchDispatchMode):
             region.observer.saved(saved, tensor)
         return saved
 
-    def _function_returned(self, before: Value, tensor: Tensor) -> Value:
+    def function_returned(self, before: Value, tensor: Tensor) -> Value:
         """A custom Function has returned or saved a tensor over memory that ops have written.
 
         Its forward may have called a kernel that wrote to this memory, which neither PyTorch nor a
@@ -436,6 +437,12 @@ class Recorder(TorchDispatchMode):
                 self.table.keep(value, tensor)
                 assert value.held is not None
                 value.held.version = value.version
+
+
+def _function_returned(recorder: ref[Recorder], before: Value, tensor: Tensor) -> Value:
+    recording = recorder()
+    assert recording is not None  # it owns the table that calls this
+    return recording.function_returned(before, tensor)
 
 
 def _call(

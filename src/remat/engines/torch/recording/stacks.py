@@ -2,6 +2,9 @@
 
 A program may enter modes and hooks inside of a region and leave them outside of it. What the
 recorder removes is therefore not always on top. What is above it stays, also if Ctrl-C interrupts.
+
+That may happen at any line, in a `finally`, too. So what has to be put back is put back at the end
+of a `try` and once more in its `except`, by a function that can be called again.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ __all__ = [
 def are_hooks_on_top(pack: Any) -> bool:
     """Return whether the hooks with this pack function are those that autograd calls."""
     top = top_saved_tensor_hooks(False)
-    return top is not None and top[0] is pack
+    return top is not None and pack == top[0]
 
 
 def count_hooks(pack: Any) -> int:
@@ -41,15 +44,23 @@ def count_hooks(pack: Any) -> int:
     try:
         while top_saved_tensor_hooks(False) is not None:
             _take_hooks(above)
-        return sum(hooks[0] is pack for hooks in above)
-    finally:
-        while above:
-            push_saved_tensor_hooks(*above.pop())
+        count = sum(bool(pack == hooks[0]) for hooks in above)
+        _put_hooks_back(above)
+        return count
+    except BaseException:
+        _put_hooks_back(above)
+        raise
 
 
 def _take_hooks(above: list[Any]) -> None:
     """Move the topmost hooks to a list: in one line, so that no interrupt comes between."""
     above.append((top_saved_tensor_hooks(False), pop_saved_tensor_hooks())[0])  # type: ignore[func-returns-value]
+
+
+def _put_hooks_back(above: list[Any]) -> None:
+    """Set hooks again, the last of the list first; what an interrupt leaves is set by a retry."""
+    while above:
+        push_saved_tensor_hooks(*above.pop())
 
 
 def remove_hooks(pack: Any) -> None:
@@ -58,42 +69,64 @@ def remove_hooks(pack: Any) -> None:
     try:
         while top_saved_tensor_hooks(False) is not None:
             _take_hooks(above)
-            if above[-1][0] is pack:
+            if pack == above[-1][0]:
                 above.pop()
                 break
-    finally:
-        while above:
-            push_saved_tensor_hooks(*above.pop())
+        _put_hooks_back(above)
+    except BaseException:
+        _put_hooks_back(above)
+        raise
 
 
 def is_mode_on(mode: Any) -> bool:
     return any(other is mode for other in dispatch_mode_stack())
 
 
-def remove_mode(mode: Any) -> list[Any]:
-    """Remove a dispatch mode; return those above it, the topmost first."""
+def remove_mode(mode: Any) -> None:
+    """Remove a dispatch mode; those above it stay."""
     above: list[Any] = []
-    removed: list[Any] = []
     try:
-        while not removed:
+        while True:
             above.append(pop_dispatch_mode(None))
             if above[-1] is mode:
-                removed.append(above.pop())
-        return list(above)
-    finally:
-        while above:
-            push_dispatch_mode(above.pop())
+                above.pop()
+                break
+        _put_modes_back(above)
+    except BaseException:
+        _put_modes_back(above)
+        raise
+
+
+def _put_modes_back(above: list[Any]) -> None:
+    """Enter modes again, the last of the list first; what an interrupt leaves a retry enters."""
+    while above:
+        push_dispatch_mode(above.pop())
 
 
 @contextmanager
 def mode_disabled(mode: Any) -> Iterator[None]:
     """Remove a dispatch mode, and insert it again at the same position."""
-    above = remove_mode(mode)
+    modes = dispatch_mode_stack()
+    depth = len(modes) - 1 - next(n for n, other in enumerate(modes) if other is mode)
     try:
+        remove_mode(mode)
         yield
-    finally:
-        for _ in above:
-            pop_dispatch_mode(None)
-        push_dispatch_mode(mode)
-        for other in reversed(above):
-            push_dispatch_mode(other)
+        _insert_mode(mode, depth)
+    except BaseException:
+        _insert_mode(mode, depth)
+        raise
+
+
+def _insert_mode(mode: Any, depth: int) -> None:
+    """Enter a mode below some others, unless it is on."""
+    if is_mode_on(mode):
+        return
+    above: list[Any] = []
+    try:
+        while len(above) < depth:
+            above.append(pop_dispatch_mode(None))
+        above.append(mode)
+        _put_modes_back(above)
+    except BaseException:
+        _put_modes_back(above)
+        raise

@@ -38,17 +38,24 @@ def without_recorder() -> Iterator[None]:
     if not outer.opened and not outer.idle:
         yield
         return
-    _threads.recorder = Recorder()
     on_top = bool(outer.opened) and are_hooks_on_top(outer.pack)
-    if on_top:
-        pop_saved_tensor_hooks()
     try:
+        _threads.recorder = Recorder()
+        if on_top:
+            pop_saved_tensor_hooks()
         with mode_disabled(outer) if outer.opened else nullcontext():
             yield
-    finally:
-        if on_top:
-            push_saved_tensor_hooks(outer.pack, unpack)
-        _threads.recorder = outer
+        _continue(outer, on_top=on_top)
+    except BaseException:
+        _continue(outer, on_top=on_top)
+        raise
+
+
+def _continue(outer: Recorder, *, on_top: bool) -> None:
+    """Let a recorder go on; it can be called again after an interrupt (see `stacks`)."""
+    _threads.recorder = outer
+    if on_top and not are_hooks_on_top(outer.pack):
+        push_saved_tensor_hooks(outer.pack, unpack)
 
 
 def _before_direct_write(tensor: Tensor) -> None:
