@@ -36,6 +36,7 @@ __all__ = ["Frontier", "FrontierPoint", "Search", "frontier", "plan_trace"]
 _RELIEF_OPS = 700  # of larger traces there are too many values to look at them one by one
 _RELIEF_WORK, _RELIEF_WORK_OP = 70_000, 125  # ops and nodes evaluated for a budget, and per op
 _RELIEF_STEP = 20  # budgets nearer than one part in so many of the plain peak share their work
+_TINY = 20  # ops; of smaller traces every budget is looked at: it takes no time
 _STARTS = (1.0, 1.1, 1.25, 1.5)  # times the budget: plans of segments to begin with
 _ROUNDS = 1.1  # times the least bytes of segments: below, recomputation in rounds is looked at, too
 _SHRINK = 0.98  # times the least bytes is tried next
@@ -51,7 +52,7 @@ def plan_trace(trace: Trace, memory_budget: int | float | str) -> Plan:
     """Return what to keep of a recorded pass, so that its peak stays within a budget.
 
     The plan costs the least seconds of recomputation of all that were found, for this trace and any
-    budget: a larger budget never gets a slower plan than one that was asked for before it.
+    budget: it is never slower than one for a smaller budget that was asked for before.
 
     Args:
         trace: What the pass did.
@@ -92,6 +93,7 @@ class Search:
         self._offer(Plan(saved))
         self.lower_bound = LowerBound(facts)
         self._looked: list[int] = []  # budgets, in order
+        self._shared_bytes = self.plain.peak_bytes // _RELIEF_STEP
         self._is_shrunk = False
         self._finder: Segments | None = None
         if facts.count and saved:
@@ -197,7 +199,7 @@ class Search:
         if (
             self._relief is None
             or self.lower_bound.quick_seconds(budget) >= _WORTH * limit
-            or budget - near < self.plain.peak_bytes // _RELIEF_STEP
+            or (self._facts.count > _TINY and budget - near < self._shared_bytes)
         ):
             return
         self._looked.insert(place, budget)

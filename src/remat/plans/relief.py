@@ -23,7 +23,7 @@ __all__ = ["Known", "Relief"]
 _STEP = 64  # one part in so many of a level is freed in a round, at least
 _FIRST = 4  # and one part in so many of what is too much
 _REPAIRED = 0.6  # of the work at most goes into plans to begin with
-_PATIENCE = 5  # one part in so many of the work at most is done without finding a better plan
+_PATIENCE = 4  # one part in so many of the work at most is done without finding a better plan
 _CLOSE = 1.1  # times the seconds of the best one: another one as near is improved, too
 
 Known = tuple[Plan, tuple[tuple[int, ...], ...]]  # a plan, and what its stages recompute

@@ -101,7 +101,10 @@ def test_ever_changing_ops_cost_few_searches(make, searched) -> None:
     torch.manual_seed(0)
     model, steps = make(), 9
     plain, _ = run(model, steps)
-    budget = 1_100_000
+    _, plain_peaks = run(model, steps, budget=1_000_000_000)
+    searched.clear()
+    budget = 500_000
+    assert min(sorted(plain_peaks)[1:]) > 1.4 * budget  # all but one pass would be far above it
     gradients, peaks = run(model, steps, budget)
     assert all(
         (a is None and b is None) or torch.equal(a, b)
@@ -109,7 +112,8 @@ def test_ever_changing_ops_cost_few_searches(make, searched) -> None:
         for a, b in zip(mine, other, strict=True)
     )
     assert len(peaks) == steps
-    assert max(peaks) <= budget
+    # Passes that nobody has planned drop values as they run: some end 6 % above.
+    assert max(peaks) <= 1.1 * budget
     assert len(searched) <= 5
 
 
@@ -129,10 +133,11 @@ def test_a_program_that_comes_after_odd_ones_is_planned(searched) -> None:
     torch.manual_seed(0)
     layers = [Layer() for _ in range(9)]
     x = torch.ones(ROWS, WIDTH)
-    with remat.CheckpointManager(memory_budget=0.8) as manager:
+    with remat.CheckpointManager(memory_budget=0.7) as manager:
         for depth in range(1, 8):  # more than are planned at once
             nn.Sequential(*layers[:depth])(x).sum().backward()
         for _ in range(3):
             nn.Sequential(*layers)(x).sum().backward()
         assert manager.last_pass.followed
-        assert manager.last_pass.recomputed_ops >= 0
+        assert len(manager.last_pass.trace.ops) > 30  # it is the program of nine layers
+        assert manager.last_pass.recomputed_ops > 0
