@@ -182,3 +182,12 @@ def test_a_function_of_others_is_dropped_in_a_scope() -> None:
     np.testing.assert_allclose(
         found, difference_quotient(lambda x: f(x, enabled=False), A), rtol=1e-6, atol=1e-8
     )
+
+
+def test_products_of_nothing() -> None:
+    def f(x):
+        return np.sum(np.cumprod(x[:0], axis=0)) + np.sum(np.cumprod(x[:, :0])) + np.sum(x)
+
+    value, gradient = remat.value_and_grad(f)(A)
+    assert value == f(A)
+    np.testing.assert_array_equal(gradient, np.ones_like(A))

@@ -148,7 +148,7 @@ def _cumprod(a: Any, axis: int | None = None, dtype: Any = None, out: Any = None
     rows: list[Any] = []
     for row in flat:
         rows.append(rows[-1] * row if rows else row)
-    joined = np.stack(rows)
+    joined = np.stack(rows) if rows else flat.copy()
     return joined if axis is None else in_order_of(np.moveaxis(joined, 0, axis), a)
 
 
