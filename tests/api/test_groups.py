@@ -92,8 +92,8 @@ def test_a_group_keeps_nothing_of_its_calls() -> None:
         for _ in range(calls):
             remat.grad(lambda x: np.sum(group.checkpoint_fn(_double, x)))(X)
 
-    assert grown_bytes(run, calls=400) < 100 * 400
-    assert group.calls == group.recompute_count() == 800
+    assert grown_bytes(run, calls=600) < 100 * 600
+    assert group.calls == group.recompute_count() == 1200
 
 
 def test_a_group_keeps_nothing_of_its_calls_on_pytorch() -> None:

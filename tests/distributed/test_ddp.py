@@ -140,9 +140,9 @@ class OfOtherSpeed:
     def __init__(self, rank: int, patch: pytest.MonkeyPatch) -> None:
         ran = Tracer.ran
 
-        def ran_slowly(tracer, op, made, seconds, key):
+        def ran_slowly(tracer, op, made, seconds, key, **facts):
             is_matmul = "addmm" in str(op.traits.func)
-            ran(tracer, op, made, 1e-3 if is_matmul == bool(rank) else 1e-6, key)
+            ran(tracer, op, made, 1e-3 if is_matmul == bool(rank) else 1e-6, key, **facts)
 
         patch.setattr(Tracer, "ran", ran_slowly)
 

@@ -508,10 +508,19 @@ def _is_made(tensor: Tensor) -> bool:
 
 
 def _first_of(func: Any, args: tuple[Any, ...]) -> Any:
-    """Return what a program is recognised by when it starts again: its first op."""
-    return func, tuple(
-        tuple(a.shape) if isinstance(a, Tensor) and is_plain(a) else type(a) for a in args
-    )
+    """Return what a program is recognised by when it starts again: its first op, on what.
+
+    Parameters count by themselves: layers of one shape begin alike, with autocast's cast of a weight.
+    """
+    return func, tuple(map(_known_by, args))
+
+
+def _known_by(argument: Any) -> Any:
+    if not isinstance(argument, Tensor) or not is_plain(argument):
+        return type(argument)
+    if argument.requires_grad:
+        return id(argument._base if argument._is_view() else argument)
+    return tuple(argument.shape)
 
 
 @functools.cache
