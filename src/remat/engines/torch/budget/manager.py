@@ -377,8 +377,8 @@ def _warn_of_more(trace: Trace, budget: int, smallest: int, reserved: int) -> No
         ("budget exceeded", trace.signature, budget),
         f"a pass takes {reserved} bytes ({format_bytes(reserved)}) more than its ops show, so it "
         f"does not fit into the budget of {format_bytes(budget)} whatever is recomputed: it takes "
-        f"{format_bytes(needed)}. Likely a custom backward allocates memory; give at least "
-        f"{needed} bytes, or let that backward allocate less",
+        f"{format_bytes(needed)}. The backward of an op (an FFT, a custom Function) allocates it, "
+        f"or the program holds tensors; give at least {needed} bytes, or let it allocate less",
     )
 
 

@@ -510,7 +510,7 @@ def _is_made(tensor: Tensor) -> bool:
 def _first_of(func: Any, args: tuple[Any, ...]) -> Any:
     """Return what a program is recognised by when it starts again: its first op, on what.
 
-    Parameters count by themselves: layers of one shape begin alike, with autocast's cast of a weight.
+    Parameters count by themselves: layers of one shape begin alike (autocast casts a weight).
     """
     return func, tuple(map(_known_by, args))
 
