@@ -24,7 +24,7 @@ def test_programs_that_once_went_wrong(seed: int, engine: str) -> None:
 
 # Arrays with several names: items of lists, what a body reads, parts that are written to later,
 # functions that are kept.
-NAMES_ONCE_WRONG = [1, 4, 13, 18, 25, 43, 45, 49, 55, 135, 149, 180, 560, 568]
+NAMES_ONCE_WRONG = [1, 4, 13, 18, 25, 43, 45, 49, 55, 135, 149, 180, 560, 568, 2694]
 
 
 @pytest.mark.parametrize("engine", ["numpy", "torch"])

@@ -54,7 +54,7 @@ class LoadedValues:
     def is_seen_elsewhere(self, leaf: Any) -> bool:
         """Say whether something else looks at the memory of an array (not: at the object)."""
         if _is_box_type(type(leaf)):
-            return hasattr(leaf, "stale")  # a traced view
+            return hasattr(leaf, "viewed")  # a traced view
         if isinstance(leaf, np.ndarray):
             return leaf.base is not None or not leaf.flags.owndata
         if not _is_tensor_type(type(leaf)):
