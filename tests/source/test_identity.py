@@ -204,6 +204,16 @@ def outcome(function, engine):
     return [value.detach().sum().numpy(), *gradients], others
 
 
+@program(plain=True)
+def written_through_a_view_from_before(xp, x, xs):
+    a = x * 1.0
+    view = a[1:]
+    for _ in range(6):
+        view += 0.25
+        view *= 1.5
+    return a * x
+
+
 @pytest.mark.filterwarnings("ignore::remat.RematWarning")
 @pytest.mark.parametrize(("name", "engine"), [(n, e) for n in TABLE for e in TABLE[n][2]])
 def test_a_program_does_the_same(name: str, engine: str) -> None:
