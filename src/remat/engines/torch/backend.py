@@ -1,4 +1,4 @@
-"""Every private name of PyTorch that remat uses, and what it is for. Checked with 2.12 to 2.15.
+"""Every private name of PyTorch that remat uses, and what it is for. Checked with 2.13 to 2.15.
 
 For a new version of PyTorch this is the one file to check. A name that is missing there does not
 prevent the import: what needs it raises an error that names it. What can be asked for by behaviour
@@ -83,7 +83,7 @@ __all__ = [
 
 Guard = AbstractContextManager[None]
 
-LOWEST = "2.12"  # as in pyproject.toml
+LOWEST = "2.13"  # as in pyproject.toml
 if torch.__version__ < LOWEST:  # a `TorchVersion`, which compares as versions do
     raise UnsupportedError(
         f"remat needs PyTorch {LOWEST} or newer; this is {torch.__version__}. "
