@@ -154,9 +154,7 @@ def ranks_of_different_speed_follow_one_plan(rank, world) -> None:
         plans = plans_of(rank, 16)
         assert len(set(plans)) == 1
         # The test can fail: with plans of their own they differ.
-        patch.setattr(
-            "remat.engines.torch.budget.manager.agreed_seconds", lambda keys, s, passes: s
-        )
+        patch.setattr("remat.engines.torch.budget.manager.agreed_seconds", lambda keys, s, about: s)
         assert len(set(plans_of(rank, 16))) > 1
 
 
