@@ -4,8 +4,8 @@
     python -m tests.environment newest .venv-newest
     python -m tests.environment newest /tmp/t214 --torch 2.14.1
 
-`lowest` turns the lower bounds of pyproject.toml into pins. `newest` takes the newest PyTorch of
-the registry; everything else is as in constraints.txt.
+`lowest` turns the lower bounds of what users install into pins. `newest` takes the newest PyTorch
+of the registry. Everything else is as in constraints.txt.
 
 PyTorch's wheels for Linux ask for some gigabytes of CUDA libraries. Here they are installed one by
 one until `import torch` works, which takes those that it is linked with and no others.
@@ -56,7 +56,12 @@ def requirements() -> dict[str, str]:
 
 
 def lowest(needs: dict[str, str]) -> dict[str, str]:
-    return {name: needed.replace(">=", "==") for name, needed in needs.items()}
+    """Return the lower bounds as pins; what only tests need is as in constraints.txt."""
+    pins = constrained(needs)
+    return {
+        name: pins[name] if name in TOOLS else needed.replace(">=", "==")
+        for name, needed in needs.items()
+    }
 
 
 def constrained(needs: dict[str, str]) -> dict[str, str]:
