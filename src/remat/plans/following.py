@@ -6,9 +6,11 @@ from bisect import bisect_right
 from typing import Any
 
 from .plan import Plan
+from .record import PassRecord
 from .trace import Trace
 
 Key = tuple[Any, ...]  # what makes two ops equal
+_MOST_LEFTS = 6
 
 __all__ = ["Follower", "Planned", "needed_keeps"]
 
@@ -24,6 +26,10 @@ class Planned:
         self.passes = 0  # that followed it to the end
         # What to plan with when backward has ended: a trace, and the least seconds of its ops.
         self.refined: tuple[Trace, list[float]] | None = None
+        self.record: PassRecord | None = None  # of the last pass that was measured
+        self.is_settled = False  # it fits: passes follow it without being measured
+        self._lefts = 0  # by settled passes
+        self._passes_since = 0  # that were measured since
         self.reserved = 0  # bytes of the budget that are left for what the trace does not know
         self.starts = [stage.first_op for stage in plan.stages]
         keep = needed_keeps(trace, plan)
@@ -45,8 +51,27 @@ class Planned:
         return not self.plan.extra_seconds and not any(stage.hold for stage in self.plan.stages)
 
     @property
-    def is_settled(self) -> bool:
-        """Whether it will be followed as it is: nothing is recomputed, and by a good margin."""
+    def has_settled(self) -> bool:
+        """Whether it is settled, or was until a pass left it."""
+        return self.is_settled or self._lefts > 0
+
+    def fits(self, *, is_plain: bool) -> None:
+        """A measured pass fits: let the next ones be settled, if they are no more than their ops.
+
+        After a settled pass has left the plan it takes more passes each time.
+        """
+        self._passes_since += 1
+        if is_plain and self._passes_since >= 2**self._lefts:
+            self.is_settled = True
+
+    def was_left(self) -> None:
+        """A settled pass was not the one that was planned."""
+        self.is_settled = False
+        self._lefts, self._passes_since = min(self._lefts + 1, _MOST_LEFTS), 0
+
+    @property
+    def needs_nothing(self) -> bool:
+        """Whether nothing is recomputed, and by a good margin."""
         margin = self.plan.memory_budget or 0
         return self.passes > 0 and self.keeps_all and self.plan.peak_bytes <= 0.9 * margin
 

@@ -34,6 +34,7 @@ from .memory.records import Op, Operand, Value, View
 from .memory.tensors import alias
 from .replay import ReplayObserver, decode_for_autograd, find_needs, outer_values, replay
 from .retention import Retention, drop, fetch, is_available
+from .schema import OpTraits
 from .streams import Ready, Streams
 
 __all__ = ["KnownValues", "Region", "RegionObserver", "SavedTensor", "replace_saves", "unpack"]
@@ -43,6 +44,37 @@ class KnownValues(Protocol):
     """What is known of tensors: `recording.storages.StorageTable`."""
 
     def known(self, tensor: Tensor) -> Value | None: ...
+
+
+class ExpectedOp(Protocol):
+    """What to do about an op: `budget.settled.Step`."""
+
+    @property
+    def is_recorded(self) -> bool: ...
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its output is held, if it is not recorded."""
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether the region has to see its outputs, if it is recorded."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its one output; -1 if they are not to be compared."""
+
+
+class ExpectedOps(Protocol):
+    """The ops that are expected to run: `budget.settled.SettledPass`."""
+
+    op_number: int  # of the last one, if it was recorded
+    held: Value | None  # that the last one has made, if it was not recorded
+
+    @property
+    def is_complete(self) -> bool: ...
+
+    def next(self, func: Any, args: tuple[Any, ...]) -> ExpectedOp | None: ...
 
 
 class RegionObserver(ReplayObserver, Protocol):
@@ -218,6 +250,8 @@ class Region:
     hold_on: Sequence[ref[Value]] = ()  # values to hold once they are recomputed
     # Tells whether an op belongs to the region; None if all do that run inside of it.
     admits: Callable[[KnownValues, Any, tuple[Any, ...], Mapping[str, Any]], bool] | None = None
+    settled: ExpectedOps | None = None  # if it follows the plan of a settled pass
+    outside: Region | None = None  # for what was there before it, if not this one
     _pass = -1  # the last backward pass that recomputed it
     _borrowed: tuple[ref[SavedTensor], ...] = ()  # hold a tensor until the pass ends
     _ends_with = -1  # the pass whose end it has a callback for
@@ -277,6 +311,20 @@ class Region:
 
     def ran_on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Called on the outermost region, if it is attended, before its observer sees an op."""
+
+    def ran_expected(self, made: list[tuple[Value, Tensor]]) -> None:
+        """Called after an op that was expected and recorded."""
+
+    def ran_unexpected(
+        self, traits: OpTraits, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> ExpectedOp | None:
+        """Called before an op that is not the next one of a settled pass, or may begin another."""
+
+    def backward_runs(self) -> None:
+        """Called by the first op of a backward pass after a settled forward pass."""
+
+    def leave_plan(self) -> None:
+        """Record from now on: the pass is no longer the one that was planned."""
 
     def closed_inside(self, child: Region, reads: Iterable[Value]) -> None:
         """Called when an inner region was closed; `reads` are held already, from before it."""

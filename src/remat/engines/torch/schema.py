@@ -63,10 +63,7 @@ class OpTraits:
     dynamic_shape: bool = False  # output shapes depend on data
     needs_grad_mode: bool = False  # computes less if grad mode is off
     uses_conjugates: bool = False  # uses conjugate views internally
-
-    @property
-    def may_write(self) -> bool:
-        return bool(self.writes or self.hidden_writes)
+    may_write: bool = False  # to an argument, hidden or not
 
     def hidden_targets(self, args: tuple[Any, ...]) -> tuple[int, ...]:
         """Return the arguments that this call writes to although its schema does not say so."""
@@ -135,6 +132,7 @@ def _read(func: Any) -> OpTraits:
         "uses_conjugates": "linalg" in name,
     }
     chance = next(dropout, None)
+    facts["may_write"] = bool(writes or facts["hidden_writes"])
     is_simple = not (any(facts.values()) or is_view)
     return OpTraits(
         func,

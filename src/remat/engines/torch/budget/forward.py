@@ -45,21 +45,26 @@ class BudgetedForward:
         budget = self.budget
         if not budget.can_begin():
             return self.__wrapped__(*args, **kwargs)
-        modes, shapes = _modes(self.__wrapped__), _shapes(args, kwargs)
-        # What is frozen is so for inputs of all shapes.
-        frozen = modes, _gradients(args, kwargs)
-        if (modes, shapes) in self._plain or frozen in self._plain:
+        if self._plain and not self._plain.isdisjoint(self._calls(args, kwargs)):
             return self.__wrapped__(*args, **kwargs)
         # In eval mode a backward may never come.
         is_training = getattr(getattr(self.__wrapped__, "__self__", None), "training", True)
         result = run_within(budget, self.__wrapped__, args, kwargs, plans=is_training)
         if not budget.has_backward:
-            self._plain.add(frozen)
-        elif is_training and budget.planned and budget.planned[0].is_settled:
-            self._plain.add((modes, shapes))
+            self._plain.add(self._calls(args, kwargs)[1])
+        elif is_training and budget.planned and budget.planned[0].needs_nothing:
+            self._plain.add(self._calls(args, kwargs)[0])
         if len(self._plain) > _MANY:
             self._plain.clear()
         return result
+
+    def _calls(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Return what a call is known by, and all calls with gradients of the same things.
+
+        What is frozen is so for inputs of all shapes.
+        """
+        modes = _modes(self.__wrapped__)
+        return (modes, _shapes(args, kwargs)), (modes, _gradients(args, kwargs))
 
     @property
     def __code__(self) -> CodeType:  # torch.export reads it

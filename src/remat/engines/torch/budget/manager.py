@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Self
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from ..recording.threads import recorder_of_this_thread
 from ..segment import refuse_transforms
 from .agreement import agreed_bytes, agreed_seconds
 from .passes import BudgetedPass, PassRegion
+from .settled import SettledPass, Step, steps_of
 
 __all__ = ["Budget", "enter_budget", "run_within"]
 
@@ -58,6 +59,8 @@ class Budget:
         self._recorder: ref[Recorder] | None = None  # of the thread in which a pass runs
         self._hooks: dict[int, Any] = {}  # of parameters, by their ids
         self.meters_backward = False
+        # What to do about each op of plans that are settled.
+        self._steps: WeakKeyDictionary[Planned, list[Step] | None] = WeakKeyDictionary()
         self._firsts: dict[Any, None] = {}  # the first ops of what was planned
         self._goes_on: set[Any] = set()  # first ops with which a program did not start again
         self._lock = threading.RLock()  # of what passes in several threads change
@@ -102,7 +105,7 @@ class Budget:
     @property
     def position(self) -> int:
         """The number of ops that the pass has run so far; 0 outside of a pass."""
-        return 0 if self._pass is None else len(self._pass.tracer)
+        return 0 if self._pass is None else self._pass.position
 
     def begin(self, *, meters_backward: bool = False) -> Self:
         refuse_transforms()
@@ -162,7 +165,7 @@ class Budget:
             ended.abandon()
         elif not meters_backward:
             ended.end_forward(region)
-            self.has_backward = ended.tracer.has_backward
+            self.has_backward = ended.has_backward
             if plans:
                 ended.plan()
 
@@ -232,13 +235,37 @@ class Budget:
             del self._firsts[next(iter(self._firsts))]
 
     def _forward_ended(self, ended: BudgetedPass) -> None:
-        if ended.follower.is_complete and ended.follows:
+        if ended.settled is not None:
+            self._ran_settled(ended.settled)
+        elif ended.follower.is_complete and ended.follows:
             planned = ended.follower.current
             assert planned is not None
             self._credit = min(self._credit + 1 / _PASSES_EACH, _NEW_PROGRAMS)
             self._ran_again(planned, ended)
         elif self._is_worth_planning(ended):
             self._plan(ended)
+
+    def settle(self, planned: Planned, first: Any) -> None:
+        """Let the pass that has begun follow a plan without recording more than that needs."""
+        region = self._region
+        if region is None or not planned.is_settled or planned not in self.planned:
+            return
+        if planned not in self._steps:
+            self._steps[planned] = steps_of(planned)
+        steps = self._steps[planned]
+        if steps is not None:
+            region.settle(SettledPass(planned, steps, first))
+
+    def _ran_settled(self, settled: SettledPass) -> None:
+        planned = settled.planned
+        if not settled.is_complete:
+            planned.was_left()
+        elif planned in self.planned:
+            self._credit = min(self._credit + 1 / _PASSES_EACH, _NEW_PROGRAMS)
+            known = [other for other in self.planned if other is not planned]
+            self.planned[:] = [planned, *known]
+            planned.passes += 1
+            self.last = planned.record
 
     def _is_worth_planning(self, ended: BudgetedPass) -> bool:
         """Return whether a program is likely to run again.
@@ -260,6 +287,8 @@ class Budget:
             self.restart()
 
     def _backward_ended(self, ended: BudgetedPass) -> None:
+        if ended.settled is not None:
+            return
         followed = ended.follower.current
         if followed is not None and ended.follows and ended.follower.is_complete:
             self._report(ended, followed)
@@ -333,10 +362,15 @@ class Budget:
         Now and not earlier: planning takes memory, too, and what backward has used is gone.
         """
         planned = next((p for p in self.planned if p.keys == followed.keys), None)
-        if planned is None or planned.passes > _CORRECTED:
+        if planned is None:
+            return
+        is_same = planned is followed
+        if planned.has_settled or planned.passes > _CORRECTED:
+            planned.fits(is_plain=is_same and ended.is_alone)
             return
         reserved = self._reserved(ended, followed, planned)
         if planned.refined is None and reserved == planned.reserved:
+            planned.fits(is_plain=is_same and ended.is_alone)
             return
         trace, seconds = planned.refined or (planned.trace, planned.seconds)
         planned.refined = None
@@ -356,7 +390,7 @@ class Budget:
         return agreed_bytes(planned.keys, reserved, about=self._about(planned.passes))
 
     def _report(self, ended: BudgetedPass, planned: Planned) -> None:
-        self.last = PassRecord(
+        self.last = planned.record = PassRecord(
             planned.trace,
             planned.plan,
             self._bytes(planned.trace.plain_peak),

@@ -27,14 +27,17 @@ from ....plans.following import Follower, Planned
 from ..backend import current_graph_task, queue_callback
 from ..memory.records import Op, Operand, Origin, Value
 from ..memory.tensors import is_plain
-from ..region import KnownValues, Region, SavedTensor
+from ..region import ExpectedOp, KnownValues, Region, SavedTensor
 from ..replay import NeededOp, flat
 from ..retention import hold_made
+from ..schema import OpTraits
+from ..streams import Streams
 from .agreement import is_shared
 from .eviction import Evictor
 from .meter import StorageMeter
 from .profiling import ObservedNodeTensor, PassAccounting
 from .sections import Sections, find_sections
+from .settled import JUST_RUN, SettledPass
 from .tracer import Tracer, key_of
 
 __all__ = ["BudgetedPass", "Owner", "PassRegion"]
@@ -67,6 +70,9 @@ class Owner(Protocol):
     def expect_gradient(self, parameter: Tensor) -> None:
         """A parameter is used whose gradient is not to be counted."""
 
+    def settle(self, planned: Planned, first: Any) -> None:
+        """Let a pass that has begun with an op be a settled one, if its plan is."""
+
 
 class NodeTensor(SavedTensor):
     """A saved tensor that knows the op for whose backward it is saved."""
@@ -85,6 +91,7 @@ class PassRegion(Region):
         super().__init__("memory budget")
         self.current = observed
         self._owner = owner
+        self._stages: dict[int, ref[Region]] = {}  # of a settled pass
         self.attend(observed)
         if waits:
             self.admits = self._admits
@@ -93,7 +100,43 @@ class PassRegion(Region):
         """Begin another pass."""
         self.current = observed
         self.marks = ()
+        self.settled = self.outside = None
         self.attend(observed)
+
+    # -- a settled pass ----------------------------------------------------------------------------
+
+    def settle(self, settled: SettledPass) -> None:
+        """Follow a plan of which all is known: no op is attended any more."""
+        self.settled = self.current.settled = settled
+        self.outside, self._stages = Region("memory budget"), {}
+        self.observer, self.is_attended = None, False
+
+    def ran_expected(self, made: list[tuple[Value, Tensor]]) -> None:
+        assert self.current.settled is not None
+        for stage, value in self.current.settled.hold(made):
+            self.current.hold_on(stage, value)
+
+    def ran_unexpected(
+        self, traits: OpTraits, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> ExpectedOp | None:
+        settled = self.current.settled
+        assert settled is not None
+        expected = settled.take(traits.func)  # which might have been the first of another pass
+        if expected is not None:
+            return expected
+        has_grad = torch.is_grad_enabled() and _with_grad(args, kwargs)
+        if not traits.may_write and (not has_grad or _reads_shapes_only(traits.func)):
+            return JUST_RUN  # a metric, or something printed: backward has nothing to do with it
+        self.leave_plan()
+        return None
+
+    def backward_runs(self) -> None:
+        self.current.backward_began()
+
+    def leave_plan(self) -> None:
+        self.settled = self.outside = None
+        self.current.leave_plan()
+        self.attend(self.current)
 
     def close(self) -> None:
         self.admits = None  # it refers to this region
@@ -115,7 +158,7 @@ class PassRegion(Region):
             current.first = _first_of(func, args)
         elif not any(map(_is_made, with_grad)):
             op = _first_of(func, args)
-            goes_on = current.follows and current.follower.begins_part(func)
+            goes_on = current.goes_on_with(func)
             if not goes_on and self._owner.starts_again(op, current.first):
                 self._restart()
                 self.current.follow_on(current, op)
@@ -131,6 +174,14 @@ class PassRegion(Region):
     def save(self, operand: Operand, tensor: Tensor | None, *, by_region: bool = False) -> Any:
         value = operand if type(operand) is Value else operand.value
         current = self.current
+        if self.settled is not None:
+            number = self.settled.stage_for(value)
+            reference = self._stages.get(number)
+            stage = None if reference is None else reference()
+            if stage is None:
+                stage = current.begin_stage(number)
+                stage.streams, self._stages[number] = self.streams, ref(stage)
+            return stage.save(operand, tensor)
         node = current.node_of(value, by_region=by_region)
         stage = current.stage_of(node, value)
         stage.streams = self.streams
@@ -172,7 +223,11 @@ class BudgetedPass:
         self.reads_grad = False  # the op that runs now: one of its arguments requires grad
         self.left: tuple[ref[BudgetedPass], Any] | None = None  # a pass that may be a part of it
         self._left_at: Any = None  # the op with which another pass began
-        self.is_part = False  # of a pass that was taken for several: not to be planned
+        # Of a pass that was taken for several, or that has left its plan: not to be planned.
+        self.is_part = False
+        self.is_alone = True  # all is said by its ops: no regions inside of it, and no marks
+        self.settled: SettledPass | None = None
+        self._left_bytes = 0  # that it held when it left its plan
         self.sections: Sections | None = None
         self._stage = -1  # the last one, if nobody has planned them
         self._last_stage = -1
@@ -194,7 +249,31 @@ class BudgetedPass:
             return True
         if not len(self.tracer) or self._stages:
             return False
-        return self._last_stage >= 0 or not self.meter.live
+        return self._last_stage >= 0 or not (self.meter.live or self.settled)
+
+    @property
+    def position(self) -> int:
+        """The number of ops that it has run."""
+        return len(self.tracer) if self.settled is None else self.settled.index
+
+    @property
+    def has_backward(self) -> bool:
+        return self.settled is not None or self.tracer.has_backward
+
+    def goes_on_with(self, func: Any) -> bool:
+        """Return whether the plan goes on with an op that reads nothing that the pass has made."""
+        if self.settled is not None:
+            return self.settled.begins_part(func)
+        return self.follows and self.follower.begins_part(func)
+
+    def leave_plan(self) -> None:
+        """The program differs: from here on it is recorded, but too late to be planned."""
+        assert self.settled is not None
+        self._left_bytes = self.settled.kept_bytes
+        self.settled.planned.was_left()
+        self.settled, self.follows, self.is_part = None, False, True
+        self.tracer.is_new = True
+        self._stage = -1  # a new one: no observer has seen what is saved in the last one
 
     def adopt(self, before: BudgetedPass) -> None:
         """Take over what autograd has saved for the op that runs next: it is the first one."""
@@ -233,9 +312,9 @@ class BudgetedPass:
 
     @property
     def _held_before(self) -> int:
-        """The bytes that are left of the pass that was left."""
+        """The bytes that are held and not metered, and those of the pass that was left."""
         before = None if self.left is None else self.left[0]()
-        return 0 if before is None else before.meter.live + before._held_before
+        return self._left_bytes + (0 if before is None else before.meter.live + before._held_before)
 
     # -- forward -----------------------------------------------------------------------------------
 
@@ -266,9 +345,18 @@ class BudgetedPass:
         self._count(op, made)
         if self.follows:
             self._follow(planned, number, made)
+            if number == 0 and planned is not None and self._may_settle():
+                self._owner.settle(planned, op.traits.func)
         else:
             room = self._owner.room(self.tracer.plain_bytes) - self._held_before
             self._evictor.shrink(max(room, 0))
+
+    def _may_settle(self) -> bool:
+        return self._accounting is None and self.sections is None and self.left is None
+
+    def hold_on(self, stage: int, value: Value) -> None:
+        """Let a stage hold a value once it is recomputed."""
+        self._held_on.setdefault(stage, []).append(ref(value))
 
     def _count(self, op: Op, made: list[tuple[Value, Tensor]]) -> None:
         for value, tensor in made:
@@ -291,7 +379,7 @@ class BudgetedPass:
             if keeps is not None and keeps[output]:
                 self._keep(value, tensor)
             for stage in planned.held_on.get((number, output), ()):
-                self._held_on.setdefault(stage, []).append(ref(value))
+                self.hold_on(stage, value)
 
     def _keep(self, value: Value, tensor: Tensor) -> None:
         value.companion = None  # a by-product does not go with what its op is run for
@@ -316,6 +404,14 @@ class BudgetedPass:
             stage.attend(self)
             self._last_stage = max(self._last_stage, number)
             stage.hold_on = self._held_on.setdefault(number, [])
+        return stage
+
+    def begin_stage(self, number: int) -> Region:
+        """Return a new stage of a settled pass."""
+        stage = self._stages[number, 0] = Region(f"stage {number}")
+        stage.backward_began = self.backward_began
+        stage.hold_on = self._held_on.setdefault(number, [])
+        self._last_stage = max(self._last_stage, number)
         return stage
 
     def _unplanned_stage(self) -> int:
@@ -377,6 +473,7 @@ class BudgetedPass:
 
         `reads` are the values from before it that are held already, and that it starts from.
         """
+        self.is_alone = False
         tracer, node = self.tracer, max(len(self.tracer) - 1, 0)
         for value in reads:
             tracer.saved(value, node)
@@ -393,6 +490,7 @@ class BudgetedPass:
         for reference in region.marks:
             if (value := reference()) is not None and value.held is not None:
                 self.tracer.pin(value)
+                self.is_alone = False
 
     def closed(self, region: Region) -> None:
         """A region is closed; that of the pass is told by its owner."""
@@ -410,7 +508,7 @@ class BudgetedPass:
         """Let the owner plan it, once. What raises is raised again by the next backward."""
         self.end_forward()
         if not self._is_planned:
-            if not self.is_part and self.tracer.has_backward:
+            if not self.is_part and self.has_backward:
                 self._owner.forward_ended(self)
             self._is_planned = True
 
@@ -429,6 +527,9 @@ class BudgetedPass:
             return  # a gradient that is part of a graph
         self.tracer.used(saved.node)
         self._kernel_workspace = self.tracer.kernel_workspace.get(saved.node, 0)
+        self.backward_began()
+
+    def backward_began(self) -> None:
         task = current_graph_task()
         if task not in (-1, self._task):
             self._task = task

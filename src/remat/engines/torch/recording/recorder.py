@@ -30,7 +30,7 @@ from ..memory.records import Op, Origin, SourceLocation, Value, View, values_in
 from ..memory.tensors import EXACT_TYPES, alias, is_plain, version_of
 from ..output_reuse import OutputReuse
 from ..randomness import Draw, Unrepeatable, draw, generator_of
-from ..region import Region, SavedTensor, replace_saves, unpack
+from ..region import ExpectedOp, ExpectedOps, Region, SavedTensor, replace_saves, unpack
 from ..replay import flat
 from ..retention import drop, hold, keep_by_products
 from ..schema import FUNCTION, OpTraits, Route, call_in_mode, traits_by_id, traits_of
@@ -84,6 +84,8 @@ class Recorder(TorchDispatchMode):
         region.start = self._ops
         if self.opened:
             region.parent = self.region
+            if self.region.settled is not None:
+                self.region.leave_plan()
             region.is_attended |= self.region.is_attended
             self.region.has_children = True
             region.has_own_hooks = not are_hooks_on_top(self.pack)
@@ -188,10 +190,12 @@ class Recorder(TorchDispatchMode):
             if not is_bare:
                 saved.lost = _beside_data(tensor)
             return saved
+        if region.settled is not None and not value.is_leaf:
+            region.leave_plan()  # no plan knows that it is needed
         if region.observer is None:
             if operand is value and is_bare and not is_leaf:
                 return value
-            saved = SavedTensor(operand, region)
+            saved = SavedTensor(operand, region.outside or region)
         else:
             saved = region.observer.make_saved(operand, region)
         if is_leaf:
@@ -208,6 +212,8 @@ class Recorder(TorchDispatchMode):
         Its forward may have called a kernel that wrote to this memory, which neither PyTorch nor a
         mode sees. So what is there now is held, and never recomputed from what was there before.
         """
+        if self.region.settled is not None:
+            self.region.leave_plan()
         drop(before)
         before.note_views()
         self.table.overwritten(before)
@@ -225,6 +231,8 @@ class Recorder(TorchDispatchMode):
 
     def mark(self, tensor: Tensor) -> None:
         """Keep the current value of a tensor, although it could be recomputed."""
+        if self.region.settled is not None:
+            self.region.leave_plan()
         operand = self.table.operand(tensor)
         value = operand if type(operand) is Value else operand.value
         value.must_recompute = False
@@ -240,6 +248,8 @@ class Recorder(TorchDispatchMode):
 
     def name(self, tensor: Tensor, name: str) -> None:
         """Give a tensor a name for policies and reports."""
+        if self.region.settled is not None:
+            return  # nothing is decided or reported any more
         operand = self.table.operand(tensor)
         value = operand if type(operand) is Value else operand.value
         value.name = name
@@ -259,26 +269,68 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         traits = traits_by_id.get(id(func)) or traits_of(func)
-        if current_graph_task() != -1:
-            if not torch.is_grad_enabled():
-                return self._run_in_backward(traits, args, kwargs or {})
-        elif (
-            (admits := self.region.admits) is not None
-            and traits.route is not _VIEW
-            and not admits(self.table, func, args, kwargs or {})
-        ):
-            return self._run_between(traits, args, kwargs or {})
+        region, task = self.region, current_graph_task()
+        settled = region.settled
+        if task != -1 and not torch.is_grad_enabled():
+            if settled is not None and self.table.values and settled.is_complete:
+                region.backward_runs()
+            if region.observer is None and traits.route is not _GENERAL:
+                return traits.call(*args, **kwargs) if kwargs else traits.call(*args)
+            return self._run_in_backward(traits, args, kwargs or {})
+        expected = None if settled is None else settled.next(func, args)
+        if expected is None:
+            if (
+                (admits := region.admits) is not None
+                and task == -1
+                and traits.route is not _VIEW
+                and not admits(self.table, func, args, kwargs or {})
+            ):
+                return self._run_between(traits, args, kwargs or {})
+            if (settled := region.settled) is not None and traits.route is not _VIEW:
+                expected = region.ran_unexpected(traits, args, kwargs or {})
+        if expected is not None:
+            if not expected.is_recorded:
+                return self._run_expected(expected, traits, args, kwargs or {})
+            region.settled.op_number = self._ops
+            region.is_attended = expected.is_attended
         if traits.route is _SIMPLE and not (kwargs or types):
-            return self._run_simple(traits, args)
-        if traits.route is _VIEW:
+            out = self._run_simple(traits, args)
+        elif traits.route is _VIEW:
             return run_view(self.table, traits, args, kwargs or {})
-        if (
+        elif (
             traits.route is _SIMPLE_UNLESS_RANDOM
             and not (kwargs or types)
             and not traits.draws(args, {})
         ):
-            return self._run_simple(traits, args)
-        return self._run(traits, args, kwargs or {}, keep=traits.opaque or bool(types))
+            out = self._run_simple(traits, args)
+        else:
+            out = self._run(traits, args, kwargs or {}, keep=traits.opaque or bool(types))
+        if (
+            expected is not None
+            and expected.nbytes >= 0
+            and type(out) is Tensor
+            and out.untyped_storage().nbytes() != expected.nbytes
+        ):
+            region.leave_plan()
+        return out
+
+    def _run_expected(
+        self, expected: ExpectedOp, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs
+    ) -> Any:
+        """Run an op that no recomputation replays: its output may be held."""
+        settled = self.region.settled
+        assert settled is not None
+        settled.op_number = -1
+        out = traits.call(*args, **kwargs)
+        if expected.is_held and type(out) is Tensor:
+            settled.held = self.table.made_and_held(out)
+        if (
+            expected.nbytes >= 0
+            and type(out) is Tensor
+            and out.untyped_storage().nbytes() != expected.nbytes
+        ):
+            self.region.leave_plan()
+        return out
 
     def _run_simple(self, traits: OpTraits, args: tuple[Any, ...]) -> Any:
         """Run an op that reads tensors and allocates its output: the common case, inlined."""
@@ -343,7 +395,7 @@ class Recorder(TorchDispatchMode):
         """
         if traits.reshapes_in_place and is_plain(args[0]):
             return run_view(self.table, traits, args, kwargs)
-        if not traits.may_write:
+        if not (traits.may_write and (self.table.values or self.table.parameters)):
             return call_in_mode(traits, partial(traits.call, *args, **kwargs))
         writes = self._writes
         overlapped = writes.save_overlapping(traits, args, kwargs)
@@ -400,6 +452,9 @@ class Recorder(TorchDispatchMode):
         self, op: Op, made: Made, args: Any, kwargs: Kwargs, out: Any, seconds: float
     ) -> None:
         """Ask the policy of the region, and notify observers."""
+        if self.region.settled is not None:
+            self.region.ran_expected(made)
+            return
         retention = self.region.retention
         if retention is not None and retention.asks_about_made:
             computed = [(value, tensor) for value, tensor in made if value.op is op]
@@ -472,4 +527,5 @@ def _beside_data(tensor: Tensor) -> str:
 
 _getframe = sys._getframe
 _SIMPLE, _VIEW, _SIMPLE_UNLESS_RANDOM = Route.SIMPLE, Route.VIEW, Route.SIMPLE_UNLESS_RANDOM
+_GENERAL = Route.GENERAL
 _new_op = tuple.__new__  # faster than Op(), which parses its arguments

@@ -25,6 +25,7 @@ from ..memory.records import Op, Operand, Origin, Value, View
 from ..memory.tensors import (
     EXACT_TYPES,
     PLAIN_TYPES,
+    alias,
     is_plain,
     nbytes_of,
     parts_of,
@@ -230,7 +231,15 @@ class StorageTable:
 
     # -- outputs of ops ----------------------------------------------------------------------------
 
-    def made(self, tensor: Tensor, op: Op, output: int) -> Value | None:
+    def made_and_held(self, tensor: Tensor) -> Value | None:
+        """Add the output of an op that is not recorded: it is held."""
+        value = self.made(tensor, None, 0)
+        if value is not None:
+            value.origin = Origin.OPAQUE
+            hold(value, alias(tensor))
+        return value
+
+    def made(self, tensor: Tensor, op: Op | None, output: int) -> Value | None:
         """Add an output of an op. Return None if it is a view of a known storage."""
         values = self.values
         try:
