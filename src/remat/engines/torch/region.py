@@ -326,6 +326,11 @@ class Region:
     def leave_plan(self) -> None:
         """Record from now on: the pass is no longer the one that was planned."""
 
+    def opened_inside(self, child: Region) -> None:
+        """Called when an inner region is opened."""
+        self.has_children = True
+        child.is_attended |= self.is_attended
+
     def closed_inside(self, child: Region, reads: Iterable[Value]) -> None:
         """Called when an inner region was closed; `reads` are held already, from before it."""
 
@@ -336,6 +341,10 @@ class Region:
                 saved.operand = after
                 saved.drop()
         after.holders, before.holders = (*after.holders, *before.holders), ()
+
+    def marked(self, value: Value) -> None:
+        """Note a value that is kept because of a mark, or of its name."""
+        self.marks = (*self.marks, ref(value))
 
     def has_kept_everything(self) -> bool:
         """Return whether everything was kept although no policy asked for it."""

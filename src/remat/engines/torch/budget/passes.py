@@ -190,10 +190,20 @@ class PassRegion(Region):
             current.keep_if_unplanned(saved, tensor)
         return saved
 
+    def marked(self, value: Value) -> None:
+        super().marked(value)
+        self.current.is_alone = False
+
     def ran_on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.current.reads_grad = torch.is_grad_enabled() and bool(_with_grad(args, kwargs))
         if self.current.sections is not None:
             self.current.sections.ran_on(args, kwargs)
+
+    def opened_inside(self, child: Region) -> None:
+        if self.settled is not None:
+            self.leave_plan()
+        self.current.is_alone = False
+        super().opened_inside(child)
 
     def closed_inside(self, child: Region, reads: Iterable[Value]) -> None:
         self.current.region_closed(child, reads)
@@ -225,7 +235,7 @@ class BudgetedPass:
         self._left_at: Any = None  # the op with which another pass began
         # Of a pass that was taken for several, or that has left its plan: not to be planned.
         self.is_part = False
-        self.is_alone = True  # all is said by its ops: no regions inside of it, and no marks
+        self.is_alone = True  # no regions inside of it, and no marks: its ops say it all
         self.settled: SettledPass | None = None
         self._left_bytes = 0  # that it held when it left its plan
         self.sections: Sections | None = None
@@ -473,7 +483,6 @@ class BudgetedPass:
 
         `reads` are the values from before it that are held already, and that it starts from.
         """
-        self.is_alone = False
         tracer, node = self.tracer, max(len(self.tracer) - 1, 0)
         for value in reads:
             tracer.saved(value, node)
@@ -490,7 +499,6 @@ class BudgetedPass:
         for reference in region.marks:
             if (value := reference()) is not None and value.held is not None:
                 self.tracer.pin(value)
-                self.is_alone = False
 
     def closed(self, region: Region) -> None:
         """A region is closed; that of the pass is told by its owner."""

@@ -84,10 +84,7 @@ class Recorder(TorchDispatchMode):
         region.start = self._ops
         if self.opened:
             region.parent = self.region
-            if self.region.settled is not None:
-                self.region.leave_plan()
-            region.is_attended |= self.region.is_attended
-            self.region.has_children = True
+            self.region.opened_inside(region)
             region.has_own_hooks = not are_hooks_on_top(self.pack)
             if region.has_own_hooks:
                 push_saved_tensor_hooks(self.pack, unpack)
@@ -190,7 +187,7 @@ class Recorder(TorchDispatchMode):
             if not is_bare:
                 saved.lost = _beside_data(tensor)
             return saved
-        if region.settled is not None and not value.is_leaf:
+        if region.settled is not None and not (is_leaf or value.is_leaf):
             region.leave_plan()  # no plan knows that it is needed
         if region.observer is None:
             if operand is value and is_bare and not is_leaf:
@@ -244,7 +241,7 @@ class Recorder(TorchDispatchMode):
                 )  # its geometry is unknown: treat it as an external input
             else:
                 hold(value, alias(made))
-                self.region.marks = (*self.region.marks, ref(value))
+                self.region.marked(value)
 
     def name(self, tensor: Tensor, name: str) -> None:
         """Give a tensor a name for policies and reports."""
@@ -257,7 +254,7 @@ class Recorder(TorchDispatchMode):
         made = value.tensor()
         if retention is not None and made is not None and value.op is not None:
             retention.named(value, made)
-            self.region.marks = (*self.region.marks, ref(value))
+            self.region.marked(value)
 
     def before_direct_write(self, tensor: Tensor) -> None:
         """Called before a write to a tensor that is no op."""
@@ -286,7 +283,9 @@ class Recorder(TorchDispatchMode):
                 and not admits(self.table, func, args, kwargs or {})
             ):
                 return self._run_between(traits, args, kwargs or {})
-            if (settled := region.settled) is not None and traits.route is not _VIEW:
+            if region.settled is not None and not (
+                traits.route is _VIEW or traits.reshapes_in_place
+            ):
                 expected = region.ran_unexpected(traits, args, kwargs or {})
         if expected is not None:
             if not expected.is_recorded:
