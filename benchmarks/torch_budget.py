@@ -9,6 +9,7 @@ faults would be most of the noise.
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -26,7 +27,7 @@ from torch.utils.checkpoint import (
 
 import remat
 
-from .measure import Report, Result, in_fresh_process, measured
+from .measure import Report, Result, in_fresh_process, interleaved, measured
 from .networks import build
 
 PEERS = ("torch", "scipy")
@@ -53,7 +54,8 @@ _THEIRS = ("per block", "halves", "quarters", "eighths", "save matmuls and atten
 
 
 def run() -> list[Result]:
-    return [*(result for network in _AIMS for result in _network(network)), *_compiled("gpt")]
+    networks = (result for network in _AIMS for result in _network(network))
+    return [*_settled(), *networks, *_compiled("gpt")]
 
 
 def _network(network: str) -> list[Result]:
@@ -98,6 +100,117 @@ def _budget(
             predicted=report["predicted"],
         ),
     ]
+
+
+# --- what a settled pass costs: 200 tiny ops -----------------------------------------------------
+
+
+class Tiny(nn.Module):
+    """Ops that take microseconds: what a library adds to each is most of the time."""
+
+    OPS = 200
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = [nn.Parameter(torch.randn(8)) for _ in range(self.OPS // 2)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            x = torch.tanh(x * weight)
+        return x.sum()
+
+
+def _settled() -> list[Result]:
+    counts = in_fresh_process(f"{_HERE}:python_calls")
+    best = in_fresh_process(f"{_HERE}:tiny_times", _KEEP, rounds=60)
+    added = {side: (seconds - best["plain"]) / Tiny.OPS for side, seconds in best.items()}
+    name = f"settled pass of {Tiny.OPS} tiny ops at a budget of 50 %"
+    return [
+        Result.at_most(name, "Python calls per op in forward", counts["forward"], 30),
+        Result.information(
+            name,
+            "Python calls in backward, per op",
+            counts["backward"],
+            per_replayed_op=counts["backward_per_replayed_op"],
+        ),
+        Result.at_most(
+            name,
+            "time added per op, against a segment",
+            added["budget"] / added["segment"],
+            1.2,
+            **{f"{side}_us": seconds * 1e6 for side, seconds in added.items()},
+        ),
+        Result.at_most(
+            name,
+            "time added per op, against torch's selective checkpointing",
+            added["budget"] / added["selective"],
+            1.0,
+        ),
+    ]
+
+
+def python_calls() -> Report:
+    """Count the calls of Python functions in a settled pass, those of the model aside."""
+    torch.set_num_threads(1)
+    x = torch.randn(16, 8)
+    plain, model = Tiny(), remat.auto_checkpoint(Tiny(), memory_budget=0.5)
+    for _ in range(8):
+        model(x).backward()
+    counts = []
+    for each in (plain, model):
+        results: list[Tensor] = []
+        forward = _calls(lambda each=each, results=results: results.append(each(x)))
+        counts.append((forward, _calls(results[0].backward)))
+    (plain_forward, plain_backward), (forward, backward) = counts
+    with remat.CheckpointManager(memory_budget=0.5) as manager:
+        for _ in range(3):
+            plain(x).backward()
+    replayed = manager.last_pass.recomputed_ops
+    return {
+        "forward": (forward - plain_forward) / Tiny.OPS,
+        "backward": (backward - plain_backward) / Tiny.OPS,
+        "backward_per_replayed_op": (backward - plain_backward) / replayed,
+    }
+
+
+def _calls(run: Callable[[], object]) -> int:
+    count = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def tiny_times(rounds: int) -> Report:
+    """Return the best seconds of a pass on each side."""
+    torch.set_num_threads(1)
+    x = torch.randn(16, 8)
+    model, budgeted = Tiny(), remat.auto_checkpoint(Tiny(), memory_budget=0.5)
+    halves = partial(
+        create_selective_checkpoint_contexts,
+        lambda _, op, *args, **kwargs: (
+            CheckpointPolicy.MUST_SAVE
+            if op is torch.ops.aten.tanh.default
+            else CheckpointPolicy.PREFER_RECOMPUTE
+        ),
+    )
+    sides: dict[str, Callable[[], None]] = {
+        "plain": lambda: model(x).backward(),
+        "segment": lambda: remat.checkpoint(model, x).backward(),
+        "torch": lambda: checkpoint(model, x, use_reentrant=False).backward(),
+        "selective": lambda: checkpoint(
+            model, x, use_reentrant=False, context_fn=halves
+        ).backward(),
+        "budget": lambda: budgeted(x).backward(),
+    }
+    return dict(interleaved(sides, rounds))
 
 
 def _peer(network: str, side: str, plain: Report, seconds: Report) -> Result:

@@ -37,7 +37,16 @@ from .retention import Retention, drop, fetch, is_available
 from .schema import OpTraits
 from .streams import Ready, Streams
 
-__all__ = ["KnownValues", "Region", "RegionObserver", "SavedTensor", "replace_saves", "unpack"]
+__all__ = [
+    "BETWEEN",
+    "ExpectedOp",
+    "KnownValues",
+    "Region",
+    "RegionObserver",
+    "SavedTensor",
+    "replace_saves",
+    "unpack",
+]
 
 
 class KnownValues(Protocol):
@@ -63,6 +72,16 @@ class ExpectedOp(Protocol):
     @property
     def nbytes(self) -> int:
         """The bytes of its one output; -1 if they are not to be compared."""
+
+
+class _Between:
+    """An op between two passes."""
+
+    is_recorded = is_held = is_attended = False
+    nbytes = -1
+
+
+BETWEEN = _Between()
 
 
 class ExpectedOps(Protocol):
@@ -172,25 +191,27 @@ class SavedTensor:
 
     def take(self) -> Tensor:
         """Return the tensor, recomputed if necessary. Release it, unless it is to be kept."""
-        region = self.region
+        region, operand = self.region, self.operand
         if self.lost and is_custom_function_in_backward():
             raise _loses(self.lost)
         if region.observer is not None:
             region.observer.used(self)
-        tensor = self.unchanged_tensor()
-        if tensor is not None and not self._is_to_be_checked():
-            if not self.is_kept:
-                self.tensor = None
-            return tensor
-        if self.tensor is not None and tensor is None:  # it was modified: recompute it
-            drop(self.value)
-            self.tensor, self.is_kept = None, False
-        if not is_available(self.value):
+        value = operand if type(operand) is Value else operand.value
+        if self.tensor is not None:
+            tensor = self.unchanged_tensor()
+            if tensor is None:  # it was modified: recompute it
+                drop(value)
+                self.tensor, self.is_kept = None, False
+            elif not self._is_to_be_checked():
+                if not self.is_kept:
+                    self.tensor = None
+                return tensor
+        if not is_available(value):
             return region.compute(self)
         guard = replaying.take()
         try:
             with guard:
-                return decode_for_autograd(self.operand, {})
+                return fetch(value) if operand is value else decode_for_autograd(operand, {})
         finally:
             replaying.give(guard)
 

@@ -31,7 +31,6 @@ from ..region import ExpectedOp, KnownValues, Region, SavedTensor
 from ..replay import NeededOp, flat
 from ..retention import hold_made
 from ..schema import OpTraits
-from ..streams import Streams
 from .agreement import is_shared
 from .eviction import Evictor
 from .meter import StorageMeter
@@ -175,7 +174,8 @@ class PassRegion(Region):
         value = operand if type(operand) is Value else operand.value
         current = self.current
         if self.settled is not None:
-            number = self.settled.stage_for(value)
+            assert current.settled is not None
+            number = current.settled.stage_for(value)
             reference = self._stages.get(number)
             stage = None if reference is None else reference()
             if stage is None:

@@ -28,23 +28,23 @@ class Step:
 
     __slots__ = (
         "begins_part", "func", "held_on", "is_attended", "is_held", "is_recorded", "keeps",
-        "nbytes", "saves_output", "stage",
+        "nbytes", "next_stage", "stage",
     )  # fmt: skip
 
     def __init__(self, func: Any, stage: int) -> None:
         self.func = func
-        self.stage = stage  # of its backward
+        self.stage = stage  # of its backward, if it saves what it has made for that, or -1
+        self.next_stage = stage  # of the backward of the op after it
         self.nbytes = -1  # of the memory of its one output; -1 if that is not checked
         self.is_recorded = True
         self.is_held = False  # its output, if it is not recorded
         self.is_attended = False  # it is recorded, and something is to be done about its outputs
         self.keeps: tuple[bool, ...] = ()  # which of its outputs are held
         self.held_on: dict[int, list[int]] = {}  # stages that hold an output once it is recomputed
-        self.saves_output = False  # for its own backward
         self.begins_part = False  # it reads nothing that the pass has made
 
 
-JUST_RUN = Step(None, 0)  # an op that no plan knows and that has no gradient
+JUST_RUN = Step(None, -1)  # an op that no plan knows and that has no gradient
 JUST_RUN.is_recorded = False
 
 
@@ -57,11 +57,11 @@ def steps_of(planned: Planned) -> list[Step] | None:
     recorded = _recorded(trace, planned.plan, traits, keys)
     steps = []
     for number, (op, key) in enumerate(zip(trace.ops, keys, strict=True)):
-        step = Step(key[0], planned.stage_of(number))
+        step = Step(key[0], planned.stage_of(number) if saves_its_output(key[0]) else -1)
+        step.next_stage = planned.stage_of(min(number + 1, len(keys) - 1))
         step.is_recorded = number in recorded
         step.keeps = planned.keeps[number] or ()
         step.nbytes = key[2][0] if len(key[2]) == 1 else -1
-        step.saves_output = saves_its_output(key[0])
         reads = (trace.values[read] for read in op.reads)
         step.begins_part = all(v.made_by is None or not v.requires_grad for v in reads)
         step.is_held = any(step.keeps) or any(_is_fixed(trace, made) for made in op.makes)
@@ -124,10 +124,7 @@ def _just_runs(traits: OpTraits) -> bool:
 
 def _goes_on(args: tuple[Any, ...]) -> bool:
     """Return whether an op certainly reads what the pass has made."""
-    for arg in args:
-        if isinstance(arg, Tensor) and not arg._is_view() and not arg.is_leaf:
-            return True
-    return False
+    return any(isinstance(arg, Tensor) and not arg._is_view() and not arg.is_leaf for arg in args)
 
 
 class SettledPass:
@@ -158,7 +155,9 @@ class SettledPass:
         index = self.index
         if index < len(self._steps):
             step = self._steps[index]
-            if step.func is func and (func is not self._first or step.begins_part or _goes_on(args)):
+            if step.func is func and (
+                func is not self._first or step.begins_part or _goes_on(args)
+            ):
                 self.index, self._step, self.held = index + 1, step, None
                 return step
         return None
@@ -190,9 +189,9 @@ class SettledPass:
 
     def stage_for(self, value: Value) -> int:
         """Return the stage that a value is saved in now: inputs are saved before their op runs."""
-        step, index = self._step, self.index
-        if step.saves_output:
-            op = value.op
-            if value is self.held or (op is not None and op.number == self.op_number):
-                return step.stage
-        return self._steps[index].stage if index < len(self._steps) else step.stage
+        step, op = self._step, value.op
+        if step.stage >= 0 and (
+            value is self.held or (op is not None and op.number == self.op_number)
+        ):
+            return step.stage
+        return step.next_stage

@@ -76,7 +76,7 @@ class Held:
 
     def __init__(self, tensor: Tensor, *, is_copy: bool = False) -> None:
         self.tensor = tensor
-        self.version = version_of(tensor)
+        self.version = -1 if tensor.is_inference() else tensor._version
         self.is_copy = is_copy  # the program has no access to it
         self.storage: Any = None  # of a parameter; `p.data = …` replaces it
         self.optimizer_steps = 0  # of fused optimizers, whose writes are not counted

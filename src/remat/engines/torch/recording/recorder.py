@@ -26,11 +26,11 @@ from ..backend import (
     push_saved_tensor_hooks,
 )
 from ..memory import uncounted_writes
-from ..memory.records import Op, Origin, SourceLocation, Value, View, values_in
+from ..memory.records import Op, Operand, Origin, SourceLocation, Value, View, values_in
 from ..memory.tensors import EXACT_TYPES, alias, is_plain, version_of
 from ..output_reuse import OutputReuse
 from ..randomness import Draw, Unrepeatable, draw, generator_of
-from ..region import ExpectedOp, ExpectedOps, Region, SavedTensor, replace_saves, unpack
+from ..region import BETWEEN, ExpectedOp, Region, SavedTensor, replace_saves, unpack
 from ..replay import flat
 from ..retention import drop, hold, keep_by_products
 from ..schema import FUNCTION, OpTraits, Route, call_in_mode, traits_by_id, traits_of
@@ -171,22 +171,27 @@ class Recorder(TorchDispatchMode):
     def pack(self, tensor: Tensor) -> SavedTensor | Value:
         """Return what autograd holds instead of a tensor: the pack hook."""
         region = self.region
-        known = self.table.parameters.get(id(tensor))
-        if known is not None and region.observer is None and known is self.table.operand(tensor):
-            return known  # the common case: a parameter is held, so it needs no placeholder
         operand = self.table.operand(tensor)
         value = operand if type(operand) is Value else operand.value
+        if value.origin is _PARAMETER and operand is value and region.observer is None:
+            return value  # the common case: it is held, so it needs no placeholder
         if type(operand) is View and value.op is not None and _is_detached(value, tensor):
             operand = value = self.function_returned(value, tensor)
         # A custom Function may save it, which must get leaves back as they are. Saved-tensor hooks
         # preserve leaves; other tensors lose their class and attributes.
-        is_external, is_leaf = value.origin.is_external, tensor.is_leaf
         is_bare = type(tensor) is Tensor and not tensor.__dict__
-        if not is_external and not (is_leaf and not is_bare):
-            saved: SavedTensor = region.save(operand, tensor)
-            if not is_bare:
-                saved.lost = _beside_data(tensor)
-            return saved
+        if value.origin.is_external or (tensor.is_leaf and not is_bare):
+            return self._pack_external(operand, value, tensor, is_bare=is_bare)
+        saved: SavedTensor = region.save(operand, tensor)
+        if not is_bare:
+            saved.lost = _beside_data(tensor)
+        return saved
+
+    def _pack_external(
+        self, operand: Operand, value: Value, tensor: Tensor, *, is_bare: bool
+    ) -> SavedTensor | Value:
+        """Return what autograd holds instead of a tensor that is held anyway."""
+        region, is_leaf = self.region, tensor.is_leaf
         if region.settled is not None and not (is_leaf or value.is_leaf):
             region.leave_plan()  # no plan knows that it is needed
         if region.observer is None:
@@ -266,32 +271,17 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         traits = traits_by_id.get(id(func)) or traits_of(func)
-        region, task = self.region, current_graph_task()
-        settled = region.settled
-        if task != -1 and not torch.is_grad_enabled():
-            if settled is not None and self.table.values and settled.is_complete:
-                region.backward_runs()
-            if region.observer is None and traits.route is not _GENERAL:
-                return traits.call(*args, **kwargs) if kwargs else traits.call(*args)
+        region, settled = self.region, self.region.settled
+        if current_graph_task() != -1 and not torch.is_grad_enabled():
             return self._run_in_backward(traits, args, kwargs or {})
         expected = None if settled is None else settled.next(func, args)
-        if expected is None:
-            if (
-                (admits := region.admits) is not None
-                and task == -1
-                and traits.route is not _VIEW
-                and not admits(self.table, func, args, kwargs or {})
-            ):
-                return self._run_between(traits, args, kwargs or {})
-            if region.settled is not None and not (
-                traits.route is _VIEW or traits.reshapes_in_place
-            ):
-                expected = region.ran_unexpected(traits, args, kwargs or {})
+        if expected is None and (settled is not None or region.admits is not None):
+            expected = self._ask(region, traits, args, kwargs or {})
         if expected is not None:
             if not expected.is_recorded:
                 return self._run_expected(expected, traits, args, kwargs or {})
-            region.settled.op_number = self._ops
-            region.is_attended = expected.is_attended
+            assert region.settled is not None
+            region.settled.op_number, region.is_attended = self._ops, expected.is_attended
         if traits.route is _SIMPLE and not (kwargs or types):
             out = self._run_simple(traits, args)
         elif traits.route is _VIEW:
@@ -306,29 +296,38 @@ class Recorder(TorchDispatchMode):
             out = self._run(traits, args, kwargs or {}, keep=traits.opaque or bool(types))
         if (
             expected is not None
-            and expected.nbytes >= 0
             and type(out) is Tensor
-            and out.untyped_storage().nbytes() != expected.nbytes
+            and 0 <= expected.nbytes != out.untyped_storage().nbytes()
         ):
             region.leave_plan()
         return out
 
+    def _ask(
+        self, region: Region, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs
+    ) -> ExpectedOp | None:
+        """Ask a region about an op: whether it belongs to it, and to its plan."""
+        if traits.route is _VIEW or traits.reshapes_in_place:
+            return None
+        admits = region.admits if current_graph_task() == -1 else None
+        if admits is not None and not admits(self.table, traits.func, args, kwargs):
+            return BETWEEN
+        return region.ran_unexpected(traits, args, kwargs) if region.settled is not None else None
+
     def _run_expected(
         self, expected: ExpectedOp, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs
     ) -> Any:
-        """Run an op that no recomputation replays: its output may be held."""
+        """Run an op that is not recorded: no recomputation replays it. Its output may be held."""
+        if expected is BETWEEN:
+            return self._run_between(traits, args, kwargs)
         settled = self.region.settled
         assert settled is not None
         settled.op_number = -1
         out = traits.call(*args, **kwargs)
-        if expected.is_held and type(out) is Tensor:
-            settled.held = self.table.made_and_held(out)
-        if (
-            expected.nbytes >= 0
-            and type(out) is Tensor
-            and out.untyped_storage().nbytes() != expected.nbytes
-        ):
-            self.region.leave_plan()
+        if type(out) is Tensor:
+            if expected.is_held:
+                settled.held = self.table.made_and_held(out)
+            if 0 <= expected.nbytes != out.untyped_storage().nbytes():
+                self.region.leave_plan()
         return out
 
     def _run_simple(self, traits: OpTraits, args: tuple[Any, ...]) -> Any:
@@ -371,6 +370,11 @@ class Recorder(TorchDispatchMode):
 
     def _run_in_backward(self, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
         """Run an op of a backward pass without create_graph. It is not recorded."""
+        region = self.region
+        if region.settled is not None and self.table.values and region.settled.is_complete:
+            region.backward_runs()
+        if region.observer is None and traits.route is not _GENERAL:
+            return traits.call(*args, **kwargs)
         if traits.may_write and not traits.reshapes_in_place:
             return self._run_unrecorded(traits, args, kwargs)
         out = call_in_mode(traits, partial(traits.call, *args, **kwargs))
@@ -526,5 +530,5 @@ def _beside_data(tensor: Tensor) -> str:
 
 _getframe = sys._getframe
 _SIMPLE, _VIEW, _SIMPLE_UNLESS_RANDOM = Route.SIMPLE, Route.VIEW, Route.SIMPLE_UNLESS_RANDOM
-_GENERAL = Route.GENERAL
+_GENERAL, _PARAMETER = Route.GENERAL, Origin.PARAMETER
 _new_op = tuple.__new__  # faster than Op(), which parses its arguments
