@@ -14,8 +14,8 @@ from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
 
 import remat
-from remat.engines.torch import replay
-from remat.engines.torch.budget.tracer import Tracer
+from remat.core.tracing import Tracer
+from remat.engines.torch.adapter import TORCH
 
 from .networks import CHECKPOINTED, WIDTH, Block, Network
 from .processes import expect_equal, main, results_of
@@ -180,7 +180,7 @@ def train_shapes(model: nn.Module, rank: int) -> list[torch.Tensor]:
 def collectives_are_never_replayed(rank, world) -> None:
     """What a collective gave is kept; only what is around it is run again."""
     replayed = []
-    run = replay._run
+    run = TORCH.run
 
     def noted(op, *rest):
         replayed.append(str(op.traits.func))
@@ -200,7 +200,7 @@ def collectives_are_never_replayed(rank, world) -> None:
 
     expected = run_both(lambda fn, x: fn(x))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replay, "_run", noted)
+        patch.setattr(TORCH, "run", noted)
         expect_equal(run_both(remat.checkpoint), expected)
     assert replayed
     assert not [name for name in replayed if "c10d" in name or "wait_tensor" in name]

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import remat
-from remat.engines.torch import replay
+from remat.engines.torch.adapter import TORCH
 
 from .networks import CHECKPOINTED, WIDTH, Block, Network
 from .processes import expect_equal, main, results_of
@@ -130,7 +130,7 @@ def releases_after_an_error(rank, world) -> None:
     """A replay that fails in the middle of a block leaves nothing gathered."""
     network = sharded("scope")
     loss = network(torch.ones(6, 8)).square().mean()
-    run = replay._run
+    run = TORCH.run
 
     def fail_at_gelu(op, *rest):
         if "gelu" in str(op.traits.func):
@@ -138,7 +138,7 @@ def releases_after_an_error(rank, world) -> None:
         return run(op, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replay, "_run", fail_at_gelu)
+        patch.setattr(TORCH, "run", fail_at_gelu)
         with pytest.raises(Fails):
             loss.backward()
     # (FSDP itself has gathered the last one)

@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import remat
-from remat.engines.torch import replay
+from remat.engines.torch.adapter import TORCH
 
 from .networks import WAYS, Network
 from .processes import expect_equal, main, results_of
@@ -50,14 +50,14 @@ def trains_alike(way):
     def case(rank, world):
         expected = train(parallel("plain", world))
         replayed = []
-        run = replay._run
+        run = TORCH.run
 
         def noted(op, *rest):
             replayed.append(str(op.traits.func))
             return run(op, *rest)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(replay, "_run", noted)
+            patch.setattr(TORCH, "run", noted)
             expect_equal(train(parallel(way, world)), expected)
         assert replayed
         assert not [name for name in replayed if "c10d" in name or "wait_tensor" in name]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 
-from remat.engines.torch import replay
+from remat.engines.torch.adapter import TORCH
 
 torch.set_num_threads(1)
 
@@ -41,11 +41,11 @@ def another_thread():
 def replayed(monkeypatch):
     """Count the ops that are run again, by name."""
     counts: Counter[str] = Counter()
-    run = replay._run
+    run = TORCH.run
 
     def counted(op, *rest):
         counts[str(op.traits.func).split(".")[1]] += 1
         return run(op, *rest)
 
-    monkeypatch.setattr(replay, "_run", counted)
+    monkeypatch.setattr(TORCH, "run", counted)
     return counts

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import remat
-from remat.engines.torch.budget.passes import PassRegion
+from remat.core.passes import PassRegion
 
 from .networks import GPT, ResNet, UNet
 from .oracles import assert_same_bits

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any, Self
 
 from ... import trees
+from ...core.following import Planned, needed_keeps
 from ...errors import BudgetTooSmallError, UnsupportedError
 from ...plans import PassRecord, Plan, Trace
-from ...plans.following import Planned, needed_keeps
 from ...plans.planner import Planner, Plans, too_small
 from ...plans.similar import Searches
 from ...random_states import RandomStates, default_sources

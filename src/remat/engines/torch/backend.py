@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ... import core
 from ...errors import UnsupportedError
 
 __all__ = [
@@ -440,16 +441,17 @@ def never_compiled(function: Any) -> None:
 
 
 def keep_compiler_out() -> None:
-    """Make the compiler break its graph at this engine, if the compiler is loaded.
+    """Make the compiler break its graph at this engine and the core, if the compiler is loaded.
 
     Compiled autograd would otherwise trace the saved-tensor hooks.
     """
     rules = sys.modules.get("torch._dynamo.trace_rules")
     if rules is not None and not _skipped:
         _skipped.append(rules)
-        for module in walk_packages(sys.modules[__package__].__path__, f"{__package__}."):
-            if not module.ispkg and module.name not in _COMPILED:
-                rules.add(module.name)
+        for package in (__package__, core.__name__):
+            for module in walk_packages(sys.modules[package].__path__, f"{package}."):
+                if not module.ispkg and module.name not in _COMPILED:
+                    rules.add(module.name)
 
 
 # What stands in front of the forward of a module: it hands over to what the compiler knows.

@@ -11,8 +11,8 @@ from weakref import ref
 
 from torch import Tensor
 
-from .memory.records import Value
-from .region import Region, SavedTensor
+from ...core.records import Value
+from ...core.region import Region, SavedTensor
 
 __all__ = ["OutputReuse"]
 

@@ -1,37 +1,25 @@
-"""Retention: the one place that holds, drops and lends the data of values.
+"""How data of tensors is held that others may write to: external inputs, and what is overwritten.
 
 1. External inputs are held when they are first seen (`protect`): parameters as themselves, other
    tensors by an alias, small tensors whose writes may not be counted as a copy.
 2. Values that cannot be recomputed are held (`keep`): outputs of opaque ops, and memory that is
    read before a write to it was recorded. So are random numbers smaller than the generator's state.
-3. Small secondary outputs of an op (by-products) are held with its main output.
-4. Values that a policy keeps or that the program marks are held (`Retention`, `hold`).
-5. Before memory is overwritten, what was read of it and cannot be recomputed is copied.
-6. A replay starts from the nearest data that is held: by a value, or by a saved tensor that has not
-   been unpacked yet (`lend`).
-7. An input that was modified after it was read is an error (`fetch`), never a wrong gradient.
+3. Before memory is overwritten, what was read of it and cannot be recomputed is copied.
+4. An input that was modified after it was read is an error (`fetch`), never a wrong gradient.
+
+What is kept of computed values is decided in `core.retention`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import ref
 
 from torch import Tensor
 from torch.nn import Parameter
 
+from ...core.records import Geometry, Held, Operand, Origin, Value
 from ...errors import ModifiedInputError
-from ...plans.policy import (
-    Candidate,
-    Decision,
-    Policy,
-    SaveBelow,
-    SaveEverything,
-    SaveNames,
-    SaveNothing,
-)
 from .backend import (
     below_autograd,
     current_graph_task,
@@ -40,15 +28,12 @@ from .backend import (
     without_dispatch_modes,
 )
 from .memory.external_memory import SMALL, checksum
-from .memory.geometry import Geometry, may_overlap, view_over
-from .memory.records import Held, Holder, Operand, Origin, Value
-from .memory.tensors import alias, copy_extent, copy_storage, is_plain, nbytes_of, version_of
+from .memory.geometry import may_overlap, view_over
+from .memory.tensors import alias, copy_extent, copy_storage, is_plain, version_of
 from .memory.uncounted_writes import optimizer_steps_of
+from .memory.values import held_by, lies_like, note_geometry
 
 __all__ = [
-    "CallPolicy",
-    "Retention",
-    "drop",
     "fetch",
     "hold",
     "hold_alias",
@@ -56,10 +41,7 @@ __all__ = [
     "hold_made",
     "hold_old_geometry",
     "hold_old_shape",
-    "is_available",
     "keep",
-    "keep_by_products",
-    "lend",
     "made_by_op",
     "note_read",
     "protect",
@@ -67,9 +49,6 @@ __all__ = [
     "writable_copy",
 ]
 
-_TINY = 1 << 12  # bytes of by-products that are always held
-_TINY_SHARE = 1000  # if the main output is this many times larger
-_SMALL_SHARE = 16  # by-products this many times smaller are held with the main output
 _current_pass = current_graph_task
 
 
@@ -78,7 +57,7 @@ _current_pass = current_graph_task
 
 def hold(value: Value, tensor: Tensor) -> None:
     """Hold a value by a detached tensor with the original geometry."""
-    value.held = Held(tensor)
+    value.held = held_by(tensor)
 
 
 def made_by_op(value: Value, tensor: Tensor) -> Tensor:
@@ -110,7 +89,7 @@ def hold_made(value: Value, tensor: Tensor) -> None:
 def hold_copy(value: Value) -> None:
     """Replace what is held of a value by a copy."""
     assert value.held is not None
-    value.held = Held(_copy_of(value.held), is_copy=True)
+    value.held = held_by(_copy_of(value.held), is_copy=True)
 
 
 def hold_alias(held: Held) -> None:
@@ -136,19 +115,19 @@ def keep(value: Value, tensor: Tensor) -> None:
     value.origin = Origin.OPAQUE
     value.op = None
     value.tensor = ref(tensor)
-    value.note_geometry(tensor)
+    note_geometry(value, tensor)
     hold(value, alias(tensor))
 
 
 def protect(value: Value, tensor: Tensor, storage: Any) -> None:
     """Hold an external input. `storage` is None if it is no plain memory."""
     if value.origin is Origin.PARAMETER:
-        value.held = Held(tensor)
+        value.held = held_by(tensor)
         value.held.storage = storage
         value.held.optimizer_steps = optimizer_steps_of(tensor)
     elif tensor.is_inference():
         # Inference tensors have no version counter, so a write could not be detected.
-        value.held = Held(copy_storage(tensor), is_copy=True)
+        value.held = held_by(copy_storage(tensor), is_copy=True)
     else:
         # Not the tensor itself: an in-place op may give it a graph that refers to this value.
         # Leaves that require grad, the parameters, never get one.
@@ -188,46 +167,7 @@ def note_read(value: Value, geometry: Geometry) -> None:
         _copy_part(held, geometry)
 
 
-def keep_by_products(made: Sequence[tuple[Value, Tensor]]) -> None:
-    """Hold by-products of an op, such as the statistics of a norm, to avoid its replay.
-
-    Tiny ones are always held. Small ones, such as the logsumexp of an attention kernel, are held
-    while the main output is alive, and longer if that is held.
-    """
-    main, largest = max(made, key=lambda pair: pair[1].nbytes)
-    small = []
-    for value, tensor in made:
-        if tensor.nbytes <= min(largest.nbytes // _TINY_SHARE, _TINY):
-            hold(value, alias(tensor))
-        elif tensor.nbytes <= largest.nbytes // _SMALL_SHARE:
-            hold(value, alias(tensor))
-            small.append(ref(value))
-    for reference in small:
-        by_product = reference()
-        if by_product is not None:
-            by_product.companion = ref(largest, partial(_drop_by_product, ref(main), reference))
-
-
-def _drop_by_product(main: ref[Value], by_product: ref[Value], _: Any) -> None:
-    """Drop a by-product when the main output has been freed and is not held."""
-    value, small = main(), by_product()
-    if small is not None and small.op is not None and (value is None or not _is_held(value)):
-        small.held = None
-
-
-def _is_held(value: Value) -> bool:
-    return value.held is not None or any(h.tensor is not None for h in value.living_holders())
-
-
-# -- dropping --------------------------------------------------------------------------------------
-
-
-def drop(value: Value) -> None:
-    """Drop the data of a value, if it can be recomputed."""
-    if value.op is not None:
-        value.held = None
-    for holder in value.living_holders():
-        holder.drop()
+# -- before writes ---------------------------------------------------------------------------------
 
 
 def save_before_write(value: Value, target: Geometry | None) -> None:
@@ -268,34 +208,13 @@ def _copy_part(held: Held, geometry: Geometry) -> None:
 
 
 def _nbytes(geometry: Geometry) -> int:
-    count = geometry.dtype.itemsize
+    count: int = geometry.dtype.itemsize
     for n in geometry.size:
         count *= int(n)
     return count
 
 
-# -- lending and fetching --------------------------------------------------------------------------
-
-
-def is_available(value: Value) -> bool:
-    """Return whether a value is held; a recomputable one must also be unmodified."""
-    held = value.held
-    return held is not None and (value.op is None or held.tensor._version == held.version)
-
-
-def lend(value: Value) -> Tensor | None:
-    """Return the data of a value from a saved tensor that holds it unmodified, if any.
-
-    Call it below autograd.
-    """
-    for holder in value.living_holders():
-        tensor = holder.unchanged_tensor()
-        if tensor is not None:
-            if type(holder.operand) is Value:
-                return tensor
-            if value.geometry is not None:
-                return view_over(tensor, value.geometry)
-    return None
+# -- fetching --------------------------------------------------------------------------------------
 
 
 def fetch(operand: Operand) -> Tensor:
@@ -307,8 +226,9 @@ def fetch(operand: Operand) -> Tensor:
     held = value.held
     assert held is not None
     if held.copies and (copy := held.copies.get(_geometry_of(operand))) is not None:
-        return copy
-    tensor = held.tensor
+        found: Tensor = copy
+        return found
+    tensor: Tensor = held.tensor
     if held.storage is not None:
         _check_parameter(value, held)
     if tensor._version != held.version:
@@ -351,7 +271,7 @@ def _copy_of(held: Held) -> Tensor:
 def _check_parameter(value: Value, held: Held) -> None:
     """Raise if a parameter was given another storage or geometry, or was modified or freed."""
     tensor, storage = held.tensor, held.storage
-    if tensor.untyped_storage() is not storage or not value.lies_like(tensor):
+    if tensor.untyped_storage() is not storage or not lies_like(value, tensor):
         if is_flat_parameter(tensor):
             raise _resharded(tensor)  # FSDP1
         raise ModifiedInputError(
@@ -409,100 +329,3 @@ def _modified(held: Held) -> ModifiedInputError:
         f"region read it at version {held.version} and needs it to recompute its activations. "
         "Write to a copy (x = x + 1 instead of x += 1), or after the backward pass"
     )
-
-
-# -- policies --------------------------------------------------------------------------------------
-
-
-class CallPolicy(Policy):
-    """A policy that gets the whole call of an op: its arguments and its output."""
-
-    __slots__ = ()
-
-    def decide(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Decision:
-        raise NotImplementedError
-
-
-class Retention:
-    """Decides what one region keeps: asks its policy when a value is computed, saved or named.
-
-    With a `limit` the region keeps everything that autograd saves if that is at most `limit` bytes,
-    and otherwise nothing.
-    """
-
-    def __init__(self, policy: Policy | None, limit: int | None = None) -> None:
-        self.policy = policy
-        self._was_asked = self._has_kept = False
-        self.asks_about_made = policy is not None and not isinstance(policy, _ABOUT_SAVED)
-        self._room = limit
-        self._counted = WeakSet[Value]()  # values that were subtracted from the room
-        self._kept: list[ref[Holder]] = []
-
-    @property
-    def has_kept_none(self) -> bool:
-        """Whether a policy was asked and kept no value."""
-        return self.policy is not None and self._was_asked and not self._has_kept
-
-    def made(
-        self, made: Sequence[tuple[Value, Tensor]], args: Any, kwargs: dict[str, Any], out: Any
-    ) -> None:
-        """Decide about the outputs of an op. By-products follow the main output."""
-        policy = self.policy
-        self._was_asked = True
-        main, tensor = max(made, key=lambda pair: pair[1].nbytes)
-        if isinstance(policy, CallPolicy):
-            assert main.op is not None
-            decision = policy.decide(main.op.traits.func, args, kwargs, out)
-        else:
-            decision = self._ask(main, tensor)
-        if decision is Decision.KEEP:
-            self._has_kept = True
-            for value, result in made:
-                if value.op is not None:
-                    hold_made(value, result)
-
-    def named(self, value: Value, tensor: Tensor) -> None:
-        """Decide about a value that was named with `remat.name`."""
-        if self._ask(value, tensor) is Decision.KEEP and not _is_held(value):
-            self._has_kept = True
-            hold(value, alias(tensor))
-
-    def saved(self, saved: Any, value: Value, tensor: Tensor) -> None:
-        """Decide about a tensor that autograd saves."""
-        if value.must_recompute:
-            return
-        if self._room is None:
-            if self._ask(value, tensor, is_saved=True) is Decision.KEEP:
-                self._has_kept = True
-                saved.keep(tensor)
-            return
-        if value not in self._counted:
-            self._counted.add(value)
-            self._room -= nbytes_of(tensor)
-        if self._room >= 0:
-            saved.keep(tensor)
-            self._kept.append(ref(saved))
-        else:
-            self._drop_kept()
-
-    def _drop_kept(self) -> None:
-        """The limit is exceeded: drop what was kept so far."""
-        self._room = None
-        for reference in self._kept:
-            if (saved := reference()) is not None:
-                saved.drop()
-        self._kept.clear()
-
-    def _ask(self, value: Value, tensor: Tensor, *, is_saved: bool = False) -> Decision:
-        policy = self.policy
-        if policy is None or value.must_recompute or isinstance(policy, CallPolicy):
-            return Decision.RECOMPUTE
-        self._was_asked = True
-        op = value.op
-        reads = () if op is None else tuple(tuple(read.size) for read in op.reads)
-        name = "" if op is None else str(op.traits.func)
-        shapes = (tuple(tensor.shape), *reads)
-        return policy(Candidate(name, shapes, nbytes_of(tensor), value.name, is_saved))
-
-
-_ABOUT_SAVED = (SaveNothing, SaveEverything, SaveBelow, SaveNames)

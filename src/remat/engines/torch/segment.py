@@ -9,20 +9,23 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ...core.accounting import Accounting, name_of
+from ...core.records import Value
+from ...core.region import RegionObserver
+from ...core.retention import Retention, drop
 from ...errors import UnsupportedError
 from ...observers import observers, warn_once
 from ...plans.policy import Policy
 from ...segments import SegmentOptions
 from ...sizes import shown
+from .adapter import TORCH
 from .backend import are_functorch_transforms_active, is_traced_by_make_fx, never_compiled
-from .diagnostics.accounting import Accounting, name_of
-from .memory.records import Value
 from .memory.tensors import nbytes_of
 from .modes import changing_mode, why_it_counts
+from .op_facts import FACTS
 from .recording.recorder import Recorder
 from .recording.threads import recorder_of_this_thread
-from .region import Region, RegionObserver
-from .retention import Retention, drop
+from .region import Region
 from .selective import torch_policy
 
 __all__ = [
@@ -82,12 +85,12 @@ def open_region(
     attending = observers()
     # The name, not the function: its closure may refer to the region.
     text = name if type(name) is str else name_of(name) if attending else ""
-    retention = None if policy is None and limit is None else Retention(policy, limit)
+    retention = None if policy is None and limit is None else Retention(policy, limit, TORCH)
     region = Region(text, preserve_rng_state=preserve_rng_state, retention=retention)
     if observer is not None:
         region.attend(observer)
     elif attending:
-        region.attend(Accounting(text, attending))
+        region.attend(Accounting(text, attending, TORCH, FACTS))
     recorder.open(region)
     return region
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext, noop_context_fn
 
+from ...core.retention import CallPolicy
 from ...errors import UnsupportedError
 from ...observers import warn_once
 from ...plans.policy import Decision, Policy, SaveNothing, as_policy
@@ -16,7 +17,6 @@ from ...segments import ContextPolicy
 from ...sizes import shown
 from ..compiling import is_selective_policy
 from .backend import HigherOrderOperator, OpOverload, OpOverloadPacket
-from .retention import CallPolicy
 
 __all__ = ["policy_of_contexts", "torch_policy"]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ...core.records import Op, Value
 from .backend import is_fsdp_loaded, sharded_modules
-from .memory.records import Op, Value
 from .memory.tensors import is_plain
 
 __all__ = ["ShardedParameters", "sharded_parameters"]

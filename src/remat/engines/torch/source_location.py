@@ -13,10 +13,13 @@ from weakref import ref
 
 import torch
 
+from ...core.records import Op
 from .backend import MODULE_CALL
-from .memory.records import Op, SourceLocation
 
-__all__ = ["caller", "describe", "line_text", "module_path", "user_code"]
+__all__ = ["SourceLocation", "caller", "describe", "line_text", "module_path", "user_code"]
+
+# Where an op was called: the code object, the instruction, and the innermost module.
+SourceLocation = tuple[CodeType, int, "ref[torch.nn.Module] | None"]
 
 _REMAT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _LIBRARIES = os.path.dirname(torch.__file__) + os.sep, _REMAT + os.sep

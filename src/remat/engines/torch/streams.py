@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .replay import flat
+from .memory.tensors import flat
 
 __all__ = ["Ready", "Streams", "streams_in_use"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from ....core.following import Follower, Planned
 from ....plans import Plan
-from ....plans.following import Follower, Planned
 from .meter import Meter
 from .records import Value
 from .region import Region, hold, threads

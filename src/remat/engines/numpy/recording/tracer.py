@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ....plans.following import Key
+from ....core.tracing import Key
 from ....plans.trace import Kind, Trace
 from ....plans.trace import Op as TracedOp
 from ....plans.trace import Value as TracedValue

@@ -1,87 +1,100 @@
-"""A budget: passes are recorded once, planned, and followed from then on."""
+"""Budgets on PyTorch: where passes begin and end, in forward passes and in training loops.
+
+Inside of a manager a pass begins with the first op that has a gradient: what runs before, without
+gradients, is no part of it and is not recorded. It ends with its backward, or when nothing of its
+graph is left; and another one begins where the program starts again, although a result of the one
+before is still there, as that of the last batch of a validation. Where this was wrong, since both
+were differentiated, it is not done again.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 from torch import Tensor
 
-from ....errors import BudgetTooSmallError, UnsupportedError
-from ....observers import warn_once
-from ....plans import PassRecord, Plan, Trace
-from ....plans.following import Follower, Planned
-from ....plans.planner import Planner, too_small
-from ....plans.similar import Searches
-from ....sizes import format_bytes, parse_budget
+from ....core import budget
+from ....core.passes import BudgetedPass, PassRegion
+from ....core.region import KnownValues
+from ....core.tracing import Key
+from ....errors import UnsupportedError
+from ....plans.planner import Planner
+from ..adapter import TORCH
+from ..memory.tensors import is_plain
 from ..memory.uncounted_writes import on_optimizer_step
 from ..modes import changing_mode, why_it_counts
+from ..op_facts import FACTS, with_grad
 from ..recording.recorder import Recorder
 from ..recording.threads import recorder_of_this_thread
+from ..region import Region
 from ..segment import refuse_transforms
-from .agreement import agreed_bytes, agreed_seconds
-from .passes import BudgetedPass, PassRegion
-from .settled import SettledPass, Step, steps_of
+from .agreement import agreed_bytes, agreed_seconds, is_shared
+from .sections import Sections, find_sections
 
 __all__ = ["Budget", "enter_budget", "run_within"]
 
-_FORWARD_SHARE = (
-    0.7  # of the budget is what an unplanned forward pass may hold: backward needs room
-)
-_REFINED = 1  # passes after which a plan is made again, with seconds of warm kernels
-_CORRECTED = 3  # passes after which plans stay as they are
-_TOLERANCE = 1.05  # times the budget is what a pass may take without a warning
-_MANY = 32  # plans that are remembered
-_NEW_PROGRAMS = 4  # that are planned at once, although nobody has followed a plan so far
-_PASSES_EACH = 10  # that follow plans pay for one more
+
+class TorchPassRegion(PassRegion, Region):
+    """The region of a pass, or of all passes in a manager."""
+
+    def __init__(self, observed: BudgetedPass, owner: Budget) -> None:
+        super().__init__(observed, owner)
+        self._budget = owner
+        if owner.counts_gradients:
+            self.admits = self._admits
+
+    def close(self) -> None:
+        self.admits = None  # it refers to this region
+        super().close()
+
+    def joined_by(self, stage: Any) -> None:
+        stage.streams = self.streams
+
+    def _admits(
+        self, table: KnownValues, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """Return whether an op belongs to a pass; the one before may end with it."""
+        if not (self.current.has_begun or torch.is_grad_enabled()):
+            return False  # the common case of a validation
+        found = with_grad(args, kwargs) if torch.is_grad_enabled() else []
+        if self.current.is_over:
+            self._restart()
+        current = self.current
+        if not found:
+            return current.has_begun
+        if not len(current.tracer):
+            current.first = _first_of(func, args)
+        elif not any(map(_is_made, found)):
+            op = _first_of(func, args)
+            goes_on = current.goes_on_with(func)
+            if not goes_on and self._budget.starts_again(op, current.first):
+                self._restart()
+                self.current.follow_on(current, op)
+        elif current.left is not None:
+            current.look_back(lambda: any(_is_made(t) and table.known(t) is None for t in found))
+        return True
+
+    def _restart(self) -> None:
+        before = self.current
+        self._budget.restart()
+        self.current.adopt(before)
 
 
-class Budget:
+class Budget(budget.Budget):
     """Keeps passes within a memory budget."""
 
+    engine = TORCH
+    facts = FACTS
+
     def __init__(self, budget: int | float | str, planner: Planner, *, share: float = 1.0) -> None:
-        self._budget = budget
-        self._planner = planner
-        self._searches = Searches(planner)
-        self._credit = float(_NEW_PROGRAMS)  # of programs to be planned when they first run
-        self._unplanned: list[Any] = []  # the ops of the last pass that followed no plan
-        self._share = share  # of it that is planned for
-        self.planned: list[Planned] = []  # the one that ran last comes first
-        self.last: PassRecord | None = None
-        self._pass: BudgetedPass | None = None
-        self._region: PassRegion | None = None
+        super().__init__(budget, planner, share=share)
+        self._region: TorchPassRegion | None = None
         self._recorder: ref[Recorder] | None = None  # of the thread in which a pass runs
         self._hooks: dict[int, Any] = {}  # of parameters, by their ids
-        self.meters_backward = False
-        # What to do about each op of plans that are settled.
-        self._steps: WeakKeyDictionary[Planned, list[Step] | None] = WeakKeyDictionary()
-        self._firsts: dict[Any, None] = {}  # the first ops of what was planned
-        self._goes_on: set[Any] = set()  # first ops with which a program did not start again
-        self._lock = threading.RLock()  # of what passes in several threads change
-
-    def __reduce__(self) -> Any:
-        return partial(Budget, share=self._share), (self._budget, self._planner)
-
-    def change(self, budget: int | float | str, *, share: float) -> None:
-        """Take another budget, for the passes that begin from now on; they are planned again."""
-        if (budget, share) != (self._budget, self._share):
-            with self._lock:
-                self._budget, self._share = budget, share
-                self.planned.clear()
-                if self._pass is not None and not self._pass.has_begun:
-                    self.restart()  # the next pass was about to follow a plan
-
-    def __repr__(self) -> str:
-        given = self._budget
-        if isinstance(given, float):
-            return f"Budget({given:.0%} of a plain pass)"
-        return f"Budget({format_bytes(self._bytes(0))})"
 
     # -- a pass begins and ends --------------------------------------------------------------------
 
@@ -102,11 +115,6 @@ class Budget:
         mode = changing_mode()
         return "" if mode is None else why_it_counts(mode)
 
-    @property
-    def position(self) -> int:
-        """The number of ops that the pass has run so far; 0 outside of a pass."""
-        return 0 if self._pass is None else self._pass.position
-
     def begin(self, *, meters_backward: bool = False) -> Self:
         refuse_transforms()
         recorder = recorder_of_this_thread()
@@ -120,9 +128,9 @@ class Budget:
                     )
                 self._release()  # what an exception has left in this thread
                 self._recorder = ref(recorder)
-            self.meters_backward = meters_backward
-            self._pass = self._new_pass()
-            self._region = PassRegion(self._pass, self, waits=meters_backward)
+            self.counts_gradients = meters_backward
+            self._pass = self.new_pass()
+            self._region = TorchPassRegion(self._pass, self)
             recorder.open(self._region)
             if meters_backward:
                 on_optimizer_step.append(self._stepped)
@@ -137,9 +145,6 @@ class Budget:
     def _recording(self) -> Recorder | None:
         """The recorder of the pass that runs; None if its thread has ended meanwhile."""
         return None if self._recorder is None else self._recorder()
-
-    def _new_pass(self) -> BudgetedPass:
-        return BudgetedPass(self, Follower(self.planned))
 
     def end(self, *, failed: bool = False, plans: bool = True) -> None:
         """End the recording; raise if no plan fits the budget. Without effect if nothing began.
@@ -157,9 +162,11 @@ class Budget:
             self._release()
             raise
 
-    def _end(self, recorder: Recorder, region: PassRegion, *, failed: bool, plans: bool) -> None:
+    def _end(
+        self, recorder: Recorder, region: TorchPassRegion, *, failed: bool, plans: bool
+    ) -> None:
         recorder.close(region)
-        ended, meters_backward = region.current, self.meters_backward
+        ended, meters_backward = region.current, self.counts_gradients
         self._release()  # before planning, which may raise
         if failed:
             ended.abandon()
@@ -183,33 +190,29 @@ class Budget:
         if self._region is not None:
             if (recorder := self._recording) is not None:
                 recorder.end_iteration()
-            self._pass = self._new_pass()
+            self._pass = self.new_pass()
             self._region.begin(self._pass)
 
-    def starts_again(self, op: Any, first: Any) -> bool:
-        return op not in self._goes_on and (op == first or op in self._firsts)
+    # -- what the core asks ------------------------------------------------------------------------
 
-    def learn_that_it_goes_on(self, op: Any) -> None:
-        if len(self._goes_on) > _MANY:
-            self._goes_on.clear()
-        self._goes_on.add(op)
+    def make_region(self, name: str) -> Region:
+        return Region(name)
 
-    def _stepped(self) -> None:
-        """An optimizer has made a step: what ran before it belongs to no pass."""
-        if self._recording is recorder_of_this_thread():
-            self.restart()
+    def find_sections(self) -> Sections | None:
+        return find_sections()
 
-    # -- what a pass asks (passes.Owner) -----------------------------------------------------------
+    @property
+    def is_shared(self) -> bool:
+        return is_shared()
 
-    def room(self, plain_bytes: int) -> int:
-        whole = max(plain_bytes, 1)
-        return int(self._bytes(whole) * self._share * _FORWARD_SHARE)
+    def agreed_seconds(self, keys: Sequence[Key], seconds: list[float], about: str) -> list[float]:
+        return agreed_seconds(keys, seconds, about=about)
 
-    def _bytes(self, whole: int) -> int:
-        return parse_budget(self._budget, whole=whole)
+    def agreed_bytes(self, keys: Sequence[Key], nbytes: int, about: str) -> int:
+        return agreed_bytes(keys, nbytes, about=about)
 
     def expect_gradient(self, parameter: Tensor) -> None:
-        if not self.meters_backward:
+        if not self.counts_gradients:
             return
         # The id may have been that of another tensor before. Its hooks went with it. (A weak
         # reference to a parameter would be in the way of `torch.utils.swap_tensors`.)
@@ -220,200 +223,16 @@ class Budget:
 
     def accumulated(self, parameter: Tensor) -> None:
         if self._pass is not None and parameter.grad is not None:
-            self._pass.meter.remove(parameter.grad)
+            self._pass.meter.remove(TORCH.memory(parameter.grad))
 
     def backward_began(self, begun: BudgetedPass) -> None:
         if (recorder := self._recording) is not None:
             recorder.end_iteration()
 
-    def forward_ended(self, ended: BudgetedPass) -> None:
-        """Plan a pass that nobody has planned, as soon as its forward part is known."""
-        with self._lock:
-            self._forward_ended(ended)
-        self._firsts[ended.first] = None
-        if len(self._firsts) > _MANY:
-            del self._firsts[next(iter(self._firsts))]
-
-    def _forward_ended(self, ended: BudgetedPass) -> None:
-        if ended.settled is not None:
-            self._ran_settled(ended.settled)
-        elif ended.follower.is_complete and ended.follows:
-            planned = ended.follower.current
-            assert planned is not None
-            self._credit = min(self._credit + 1 / _PASSES_EACH, _NEW_PROGRAMS)
-            self._ran_again(planned, ended)
-        elif self._is_worth_planning(ended):
-            self._plan(ended)
-
-    def settle(self, planned: Planned, first: Any) -> None:
-        """Let the pass that has begun follow a plan without recording more than that needs."""
-        region = self._region
-        if region is None or not planned.is_settled or planned not in self.planned:
-            return
-        if planned not in self._steps:
-            self._steps[planned] = steps_of(planned)
-        steps = self._steps[planned]
-        if steps is not None:
-            region.settle(SettledPass(planned, steps, first))
-
-    def _ran_settled(self, settled: SettledPass) -> None:
-        planned = settled.planned
-        if not settled.is_complete:
-            planned.was_left()
-        elif planned in self.planned:
-            self._credit = min(self._credit + 1 / _PASSES_EACH, _NEW_PROGRAMS)
-            known = [other for other in self.planned if other is not planned]
-            self.planned[:] = [planned, *known]
-            planned.passes += 1
-            self.last = planned.record
-
-    def _is_worth_planning(self, ended: BudgetedPass) -> bool:
-        """Return whether a program is likely to run again.
-
-        One whose ops differ from step to step (experts that get no token, stochastic depth) would
-        be planned in every step, and the plans never be followed. It keeps to the budget without.
-        """
-        funcs = [key[0] for key in ended.tracer.keys]
-        is_repeated, self._unplanned = funcs == self._unplanned, funcs
-        if is_repeated or self._credit >= 1:
-            self._credit = max(0.0, self._credit - 1)
-            return True
-        return False
-
-    def backward_ended(self, ended: BudgetedPass) -> None:
-        with self._lock:
-            self._backward_ended(ended)
-        if ended is self._pass:
+    def _stepped(self) -> None:
+        """An optimizer has made a step: what ran before it belongs to no pass."""
+        if self._recording is recorder_of_this_thread():
             self.restart()
-
-    def _backward_ended(self, ended: BudgetedPass) -> None:
-        if ended.settled is not None:
-            return
-        followed = ended.follower.current
-        if followed is not None and ended.follows and ended.follower.is_complete:
-            self._report(ended, followed)
-            self._plan_again(ended, followed)
-        else:
-            planned = next((p for p in self.planned if p.keys == ended.tracer.keys), None)
-            if planned is not None:
-                self._report(ended, planned)
-
-    # -- planning ----------------------------------------------------------------------------------
-
-    def _plan(self, ended: BudgetedPass) -> None:
-        tracer = ended.tracer
-        seconds = agreed_seconds(tracer.keys, tracer.seconds, about=self._about(0))
-        self._remember(tracer.keys, tracer.trace(seconds), seconds)
-
-    def _about(self, passes: int) -> str:
-        """Return what ranks agree upon besides a program: its budget, and when they ask."""
-        return f"{self._budget}/{self._share}/{passes}"
-
-    def _remember(
-        self, keys: Any, trace: Trace, seconds: list[float], reserved: int = 0
-    ) -> Planned:
-        planned = Planned(keys, trace, self._plan_trace(trace, reserved), seconds)
-        planned.reserved = reserved
-        known = [other for other in self.planned if other.keys != keys]
-        self.planned[:] = [planned, *known][:_MANY]
-        return planned
-
-    def _plan_trace(self, trace: Trace, reserved: int = 0) -> Plan:
-        budget, plans = self._bytes(trace.plain_peak), self._searches(trace)
-        try:
-            return plans.plan(max(1, int(budget * self._share) - reserved))
-        except BudgetTooSmallError as error:
-            if reserved and error.smallest is not None:
-                _warn_of_more(trace, budget, error.smallest, reserved)
-                return plans.plan(error.smallest)
-            largest = self._largest_budget()
-            if error.smallest is not None and error.smallest <= largest:
-                return plans.plan(largest)
-            raise self._too_small(error, budget) from None
-
-    def _largest_budget(self) -> int:
-        """Return the bytes to plan for in the largest pass so far, if the budget is a fraction.
-
-        A second backward in a step has few ops of its own, of which none may be worth recomputing.
-        """
-        if not isinstance(self._budget, float):
-            return 0
-        whole = max((planned.trace.plain_peak for planned in self.planned), default=0)
-        return int(self._bytes(whole) * self._share)
-
-    def _too_small(self, error: BudgetTooSmallError, budget: int) -> BudgetTooSmallError:
-        return too_small(error, self._budget, budget, self._share)
-
-    def _ran_again(self, planned: Planned, ended: BudgetedPass) -> None:
-        if planned not in self.planned:
-            return  # the budget has changed since
-        known = [other for other in self.planned if other is not planned]
-        self.planned[:] = [planned, *known][:_MANY]
-        planned.passes += 1
-        if planned.passes == _REFINED:
-            # The first pass was cold: kernels were loaded, memory was new.
-            seconds = list(map(min, planned.seconds, ended.tracer.seconds))
-            seconds = agreed_seconds(planned.keys, seconds, about=self._about(planned.passes))
-            planned.refined = ended.tracer.trace(seconds), seconds
-
-    def _plan_again(self, ended: BudgetedPass, followed: Planned) -> None:
-        """Plan again after the first warm pass, and after one that took more than its plan says.
-
-        Now and not earlier: planning takes memory, too, and what backward has used is gone.
-        """
-        planned = next((p for p in self.planned if p.keys == followed.keys), None)
-        if planned is None:
-            return
-        is_same = planned is followed
-        if planned.has_settled or planned.passes > _CORRECTED:
-            planned.fits(is_plain=is_same and ended.is_alone)
-            return
-        reserved = self._reserved(ended, followed, planned)
-        if planned.refined is None and reserved == planned.reserved:
-            planned.fits(is_plain=is_same and ended.is_alone)
-            return
-        trace, seconds = planned.refined or (planned.trace, planned.seconds)
-        planned.refined = None
-        with suppress(BudgetTooSmallError):  # other seconds, other plans: the one before fits
-            again = self._remember(planned.keys, trace, seconds, reserved)
-            again.passes = planned.passes
-
-    def _reserved(self, ended: BudgetedPass, followed: Planned, planned: Planned) -> int:
-        """Return the bytes to leave for what passes take and traces do not show.
-
-        What the backward of an op allocates for itself is not in the trace.
-        """
-        excess = ended.meter.peak - followed.plan.peak_bytes
-        given = self._bytes(followed.trace.plain_peak)
-        is_kept = ended.meter.peak <= max(given, followed.plan.memory_budget or 0)
-        reserved = planned.reserved if is_kept else max(planned.reserved, excess)
-        return agreed_bytes(planned.keys, reserved, about=self._about(planned.passes))
-
-    def _report(self, ended: BudgetedPass, planned: Planned) -> None:
-        self.last = planned.record = PassRecord(
-            planned.trace,
-            planned.plan,
-            self._bytes(planned.trace.plain_peak),
-            ended.meter.peak,
-            self.meters_backward,
-            ended.recompute_seconds,
-            ended.recomputed_ops,
-            ended.follows,
-            tuple(ended.meter.curve),
-        )
-
-
-def _warn_of_more(trace: Trace, budget: int, smallest: int, reserved: int) -> None:
-    needed = smallest + reserved
-    if needed <= _TOLERANCE * budget:
-        return  # as near as peaks are predicted
-    warn_once(
-        ("budget exceeded", trace.signature, budget),
-        f"a pass takes {reserved} bytes ({format_bytes(reserved)}) more than its ops show, so it "
-        f"does not fit into the budget of {format_bytes(budget)} whatever is recomputed: it takes "
-        f"{format_bytes(needed)}. The backward of an op (an FFT, a custom Function) allocates it, "
-        f"or the program holds tensors; give at least {needed} bytes, or let it allocate less",
-    )
 
 
 def enter_budget(budget: Budget) -> Budget:
@@ -463,3 +282,25 @@ def run_within(
     except BaseException:
         budget.end(failed=True)
         raise
+
+
+def _is_made(tensor: Tensor) -> bool:
+    """Return whether a tensor was computed from leaves, and is not just a view of one."""
+    base = tensor._base if tensor._is_view() else None
+    return not (tensor if base is None else base).is_leaf
+
+
+def _first_of(func: Any, args: tuple[Any, ...]) -> Any:
+    """Return what a program is recognised by when it starts again: its first op, on what.
+
+    Parameters count by themselves: layers of one shape begin alike (autocast casts a weight).
+    """
+    return func, tuple(map(_known_by, args))
+
+
+def _known_by(argument: Any) -> Any:
+    if not isinstance(argument, Tensor) or not is_plain(argument):
+        return type(argument)
+    if argument.requires_grad:
+        return id(argument._base if argument._is_view() else argument)
+    return tuple(argument.shape)

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ....core.records import Op, Value
 from ..backend import (
     is_in_forward,
     sharded_states,
@@ -20,9 +21,8 @@ from ..backend import (
     without_dispatch_modes,
 )
 from ..memory.geometry import view_over
-from ..memory.records import Op, Value
-from ..memory.tensors import alias, is_plain
-from ..replay import flat
+from ..memory.tensors import alias, flat, is_plain
+from ..memory.values import current_tensor
 from ..retention import keep, made_by_op
 
 __all__ = ["Sections", "find_sections"]
@@ -85,7 +85,7 @@ class Sections:
 
     def _keep_read(self, value: Value) -> bool:
         """Keep a value that was read; return False if it has been overwritten since."""
-        tensor = value.current_tensor()
+        tensor = current_tensor(value)
         if tensor is None:
             tensor = next((t for t in flat(self._arguments) if _is_over(t, value)), None)
             if tensor is None or value.geometry is None:

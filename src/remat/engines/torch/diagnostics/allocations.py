@@ -21,10 +21,9 @@ from torch import Tensor
 from ....loops.accounts import is_inside_a_region
 from ....observers import Observer
 from ..backend import TorchDispatchMode, is_functorch_tensor, push_dispatch_mode
-from ..memory.tensors import is_plain
+from ..memory.tensors import is_plain, storage_number
 from ..recording.stacks import is_mode_on, remove_mode
 from ..schema import call_in_mode, traits_of
-from .accounting import storage_number
 
 __all__ = ["AllocationTracker"]
 

@@ -14,19 +14,21 @@ import torch
 from torch import Tensor
 
 from .... import trees
+from ....core.accounting import Accounting
+from ....core.records import Made, Op, Value
 from ....errors import RecomputeMismatchError
 from ....segments import SegmentOptions
 from ....verification import Verification
+from ..adapter import TORCH
 from ..backend import TorchDispatchMode
 from ..generators import Generators
-from ..memory.records import Op, SourceLocation, Value
+from ..memory.tensors import flat
+from ..op_facts import FACTS
 from ..referenced_tensors import referenced_tensors
-from ..replay import flat
 from ..schema import traits_of
 from ..segment import close_region, open_region
 from ..selective import torch_policy
-from ..source_location import caller, describe
-from .accounting import Accounting
+from ..source_location import SourceLocation, caller, describe
 
 __all__ = ["left_as_found", "verify"]
 
@@ -151,14 +153,14 @@ class Checker(Accounting):
     """
 
     def __init__(self) -> None:
-        super().__init__("", ())
+        super().__init__("", (), TORCH, FACTS)
         self.compared = 0  # ops that gave the same result
         self.found = ""  # the first op that gave another result
         self._expected: dict[Value, tuple[Op, bytes]] = {}
         self._checked: set[Value] = set()
 
-    def ran(self, op: Op, made: list[tuple[Value, Tensor]], seconds: float) -> None:
-        super().ran(op, made, seconds)
+    def ran(self, op: Op, made: Made, seconds: float, *, has_grad: bool) -> None:
+        super().ran(op, made, seconds, has_grad=has_grad)
         if op.traits.leaves_uninitialized:
             return  # uninitialized memory cannot be compared
         for value, _ in made:

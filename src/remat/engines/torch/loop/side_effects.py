@@ -21,9 +21,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ....errors import UnsupportedError
 from ..backend import TorchDispatchMode, preserve_version_counter
 from ..generators import Generators, GeneratorStates
-from ..memory.tensors import is_plain
+from ..memory.tensors import flat, is_plain
 from ..randomness import Unrepeatable, draw, generator_of
-from ..replay import flat
 from ..schema import OpTraits, call_in_mode, traits_of
 from .reach import Reach
 

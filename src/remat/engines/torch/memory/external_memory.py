@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....core.records import Geometry
 from ..backend import below_autograd, without_dispatch_modes, without_function_modes
-from .geometry import Geometry
 
 __all__ = ["SMALL", "checksum", "overlap", "same_bytes"]
 

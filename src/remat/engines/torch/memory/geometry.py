@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from ....core.records import Geometry
 from ..backend import conj_view, neg_view
 
-__all__ = ["Geometry", "geometry_of", "may_overlap", "view_over"]
-
-
-class Geometry(NamedTuple):
-    """Shape, strides, offset, dtype and flags of a tensor: everything but its data."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int | torch.SymInt
-    dtype: torch.dtype
-    conj: bool
-    neg: bool
+__all__ = ["geometry_of", "may_overlap", "view_over"]
 
 
 def geometry_of(tensor: Tensor) -> Geometry:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.nn import Parameter
 
 from ..backend import (
@@ -27,13 +28,16 @@ __all__ = [
     "copy_extent",
     "copy_storage",
     "counters",
+    "flat",
     "is_plain",
     "nbytes_of",
     "parts_of",
     "share_a_counter",
+    "storage_number",
     "version_of",
 ]
 
+_numbers = itertools.count()
 EXACT_TYPES = {Tensor, Parameter}
 PLAIN_TYPES: set[type] = {Tensor, Parameter}  # and subclasses without their own dispatch
 
@@ -168,3 +172,18 @@ def nbytes_of(tensor: Tensor) -> int:
     if tensor.layout in _PARTS:
         return sum(part.nbytes for part in parts_of(tensor))
     return 0 if tensor.layout is not torch.strided else tensor.nbytes
+
+
+def flat(out: Any) -> list[Any]:
+    """Return the outputs of an op as a flat list."""
+    if not isinstance(out, list | tuple):
+        return [out]
+    return [leaf for part in out for leaf in flat(part)]
+
+
+def storage_number(storage: UntypedStorage) -> int:
+    """Return the unique number of a storage."""
+    number: int | None = getattr(storage, "_remat_number", None)
+    if number is None:
+        number = storage._remat_number = next(_numbers)  # type: ignore[attr-defined]
+    return number

@@ -15,7 +15,11 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from ....core.records import Made, Op, Operand, Origin, Value, View, values_in
+from ....core.region import BETWEEN, ExpectedOp, replace_saves
+from ....core.retention import drop, keep_by_products
 from ....errors import UnsupportedError
+from ..adapter import TORCH
 from ..backend import (
     MODULE_CALL,
     TorchDispatchMode,
@@ -26,15 +30,16 @@ from ..backend import (
     push_saved_tensor_hooks,
 )
 from ..memory import uncounted_writes
-from ..memory.records import Op, Operand, Origin, SourceLocation, Value, View, values_in
-from ..memory.tensors import EXACT_TYPES, alias, is_plain, version_of
+from ..memory.geometry import geometry_of
+from ..memory.tensors import EXACT_TYPES, alias, flat, is_plain, version_of
+from ..memory.values import note_views
+from ..op_facts import FACTS
 from ..output_reuse import OutputReuse
 from ..randomness import Draw, Unrepeatable, draw, generator_of
-from ..region import BETWEEN, ExpectedOp, Region, SavedTensor, replace_saves, unpack
-from ..replay import flat
-from ..retention import drop, hold, keep_by_products
+from ..region import Region, SavedTensor, unpack
+from ..retention import hold
 from ..schema import FUNCTION, OpTraits, Route, call_in_mode, traits_by_id, traits_of
-from ..source_location import caller, user_code
+from ..source_location import SourceLocation, caller, user_code
 from ..streams import Streams, streams_in_use
 from .stacks import are_hooks_on_top, count_hooks, is_mode_on, remove_hooks, remove_mode
 from .storages import StorageTable
@@ -44,7 +49,6 @@ from .writes import WriteTracker
 __all__ = ["Recorder"]
 
 Kwargs = dict[str, Any]
-Made = list[tuple[Value, Tensor]]
 
 
 class Recorder(TorchDispatchMode):
@@ -194,12 +198,9 @@ class Recorder(TorchDispatchMode):
         region, is_leaf = self.region, tensor.is_leaf
         if region.settled is not None and not (is_leaf or value.is_leaf):
             region.leave_plan()  # no plan knows that it is needed
-        if region.observer is None:
-            if operand is value and is_bare and not is_leaf:
-                return value
-            saved = SavedTensor(operand, region.outside or region)
-        else:
-            saved = region.observer.make_saved(operand, region)
+        if region.observer is None and operand is value and is_bare and not is_leaf:
+            return value
+        saved: SavedTensor = (region.outside or region).make_saved(operand)
         if is_leaf:
             saved.keep_leaf(tensor)
         elif not is_bare:
@@ -217,12 +218,21 @@ class Recorder(TorchDispatchMode):
         if self.region.settled is not None:
             self.region.leave_plan()
         drop(before)
-        before.note_views()
+        note_views(before)
         self.table.overwritten(before)
         location = caller(_getframe(1))
-        op = Op(self._ops, FUNCTION, None, [View(before, tensor)], [before], None, None, location)
+        op = Op(
+            self._ops,
+            FUNCTION,
+            None,
+            [View(before, geometry_of(tensor))],
+            [before],
+            None,
+            None,
+            location,
+        )
         self._ops += 1
-        after = Value(tensor, version_of(tensor))
+        after = Value(ref(tensor), version_of(tensor))
         after.argument, after.is_shared = (0, 0), before.is_shared
         self.table.keep(after, tensor)
         self.table.note(tensor.untyped_storage(), after)
@@ -379,7 +389,8 @@ class Recorder(TorchDispatchMode):
             return self._run_unrecorded(traits, args, kwargs)
         out = call_in_mode(traits, partial(traits.call, *args, **kwargs))
         if self.region.observer is not None and traits.makes_memory:
-            self.region.observer.ran_in_backward(out)
+            made = (tensor for tensor in flat(out) if isinstance(tensor, Tensor))
+            self.region.observer.ran_in_backward(made)
         return out
 
     def _run_between(self, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
@@ -464,9 +475,10 @@ class Recorder(TorchDispatchMode):
             if computed:
                 retention.made(computed, args, kwargs, out)
         self.opened[0].ran_on(args, kwargs)
+        has_grad = FACTS.has_gradient(args, kwargs)
         for region in self.opened:
             if region.observer is not None:
-                region.observer.ran(op, made, seconds)
+                region.observer.ran(op, made, seconds, has_grad=has_grad)
 
     def _made_several(self, out: Any, op: Op, *, keep: bool) -> Made:
         made: Made = []
@@ -482,7 +494,7 @@ class Recorder(TorchDispatchMode):
                     if keep:
                         self.table.keep(value, tensor)
         if len(made) > 1 and not keep:
-            keep_by_products(made)
+            keep_by_products(made, TORCH)
         return made
 
     def _keep_random_numbers(self, drawn: Draw, made: Made) -> None:

@@ -18,10 +18,11 @@ from weakref import WeakValueDictionary, ref
 from torch import Tensor
 from torch.nn import Parameter
 
+from ....core.records import Op, Operand, Origin, Value, View, no_tensor
 from ....errors import UnsupportedError
 from ..backend import is_function_output, with_version_counters, without_dispatch_modes
 from ..memory.external_memory import same_bytes
-from ..memory.records import Op, Operand, Origin, Value, View
+from ..memory.geometry import geometry_of
 from ..memory.tensors import (
     EXACT_TYPES,
     PLAIN_TYPES,
@@ -32,6 +33,7 @@ from ..memory.tensors import (
     version_of,
 )
 from ..memory.uncounted_writes import is_exposed
+from ..memory.values import lies_like, note_geometry, note_views
 from ..output_reuse import OutputReuse
 from ..retention import hold, hold_alias, hold_old_geometry, keep, note_read, protect
 
@@ -83,7 +85,7 @@ class StorageTable:
         if made is not tensor:
             if type(tensor) not in PLAIN_TYPES and not is_plain(tensor):
                 return self._not_plain(tensor)
-        elif value.geometry is not None and not value.lies_like(tensor):
+        elif value.geometry is not None and not lies_like(value, tensor):
             self._geometry_changed(value, tensor)
             made = None
         if value.origin.is_external:
@@ -129,7 +131,7 @@ class StorageTable:
             return self._on_function_output(value, tensor)
         if made is None and value.held is not None:
             self._renew(value, tensor)
-        return View(value, tensor)
+        return View(value, geometry_of(tensor))
 
     def _external(self, value: Value, tensor: Tensor, made: Tensor | None) -> Operand:
         if made is not tensor and (made is None or made is not base_of(tensor)):
@@ -148,7 +150,7 @@ class StorageTable:
             if other.tensor() is base and other.version == base._version:
                 if other.is_overwritten or _is_stale(other, base):
                     continue
-                if other.lies_like(base):
+                if lies_like(other, base):
                     break
                 self._geometry_changed(other, base)
         else:
@@ -191,10 +193,10 @@ class StorageTable:
         return _read(value, tensor, base)
 
     def _hold_external(self, tensor: Tensor, storage: Any) -> Value:
-        value = Value(tensor, version_of(tensor))
+        value = Value(ref(tensor), version_of(tensor))
         value.origin = Origin.EXTERNAL
         if storage is not None:
-            value.note_geometry(tensor)
+            note_geometry(value, tensor)
             value.is_shared = not storage.resizable() or is_exposed(storage)
         # Views are not asked: `is_leaf` may make autograd regenerate their grad_fn.
         value.is_leaf = not tensor._is_view() and tensor.is_leaf
@@ -246,9 +248,10 @@ class StorageTable:
             storage = tensor.untyped_storage()
             known = values.get(getattr(storage, "_remat", None) or storage._cdata)
             if known is not None:
-                known.note_views()
+                note_views(known)
                 return None
-            value = Value(tensor, 0, op, output)
+            value = Value(ref(tensor), 0, op, output)
+            value.size, value.dtype = tensor.shape, tensor.dtype
         except RuntimeError:  # sparse or nested: an external input when it is read
             return None
         storage._remat = value.note = note = next(_notes)  # type: ignore[attr-defined]
@@ -365,7 +368,7 @@ class StorageTable:
 
 def _read(value: Value, tensor: Tensor, base: Tensor | None) -> Operand:
     """Return the operand of a tensor over an external input, and note the read."""
-    operand = value if base is tensor else View(value, tensor)
+    operand = value if base is tensor else View(value, geometry_of(tensor))
     if value.origin is not Origin.PARAMETER or operand is not value:
         geometry = value.geometry if operand is value else operand.geometry
         if geometry is not None:
@@ -411,10 +414,6 @@ def _is_unreachable(value: Value, key: int) -> bool:
     """Return whether no storage leads to a value by this key any more."""
     made = value.tensor()
     return made is None or key_of(made.untyped_storage()) != key
-
-
-def no_tensor() -> None:
-    """Replace a weak reference to a tensor that is freed or must not be used."""
 
 
 # What sys.getrefcount says differs between versions of Python: from 3.14 on, an argument that is a

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....core.records import Value, no_tensor
 from ..backend import count_function_modes
-from ..memory.records import Value
 from ..memory.tensors import EXACT_TYPES, share_a_counter, version_of
+from ..memory.values import note_views
 from ..retention import hold_old_shape
 from ..schema import OpTraits
-from .storages import StorageTable, no_tensor
+from .storages import StorageTable
 
 __all__ = ["run_view"]
 
@@ -31,7 +32,7 @@ def run_view(table: StorageTable, traits: OpTraits, args: Args, kwargs: Kwargs) 
     if traits.reshapes_in_place:
         return _reshape(table, traits, value, args, kwargs)
     if value is not None:
-        value.note_views()
+        note_views(value)
     if type(tensor) in EXACT_TYPES and not kwargs and not count_function_modes():
         return traits.fast_call(*args)
     return traits.call(*args, **kwargs)

@@ -8,12 +8,21 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from ....core.records import Op, Origin, Value
+from ....core.retention import drop
 from ..memory.external_memory import overlap
 from ..memory.geometry import geometry_of, may_overlap
-from ..memory.records import Op, Origin, Value
-from ..memory.tensors import alias, copy_storage, is_plain, parts_of, share_a_counter, version_of
-from ..replay import flat
-from ..retention import drop, hold, hold_copy, save_before_write
+from ..memory.tensors import (
+    alias,
+    copy_storage,
+    flat,
+    is_plain,
+    parts_of,
+    share_a_counter,
+    version_of,
+)
+from ..memory.values import note_geometry, note_views
+from ..retention import hold, hold_copy, save_before_write
 from ..schema import Key, OpTraits
 from .storages import StorageTable, base_of, key_of
 
@@ -170,7 +179,7 @@ class WriteTracker:
         if traits.replaces_storage and is_plain(tensor):
             known = table.values.get(key_of(tensor.untyped_storage()))
             if known is not None:
-                known.note_views()
+                note_views(known)
                 return known  # its data is unchanged, and it has its own version counter
         version = _version_after(traits, write)
         # What a custom Function fills, without grad mode, it may hand to a kernel next.
@@ -178,7 +187,7 @@ class WriteTracker:
         if before.origin.is_external or keep or is_scratch:
             after = _kept_after(write, version)
         else:
-            after = Value(tensor, version)
+            after = Value(ref(tensor), version)
             after.op, after.argument, after.tensor = op, write.argument, before.tensor
             if before.geometry is not None:
                 after.geometry = before.geometry
@@ -212,11 +221,11 @@ def _kept_after(write: Write, version: int) -> Value:
     """Return the held value after a write. Values that share its counter follow."""
     tensor, before = write.tensor, write.before
     base = base_of(tensor) if before.origin.is_external else tensor
-    after = Value(base, version)
+    after = Value(ref(base), version)
     after.origin = Origin.EXTERNAL if before.origin.is_external else Origin.OPAQUE
     after.is_rewritten = before.is_leaf
     if is_plain(base):
-        after.note_geometry(base)
+        note_geometry(after, base)
     hold(after, alias(base))
     assert after.held is not None
     after.held.version = version
@@ -263,7 +272,7 @@ def _replacement(statistics: Any, values: Tensor) -> Value | None:
     """Return the replacement of statistics in a replay: None, or a copy if dtypes are mixed."""
     if not isinstance(statistics, Tensor) or statistics.dtype is values.dtype:
         return None
-    value = Value(statistics, 0)
+    value = Value(ref(statistics), 0)
     value.origin = Origin.EXTERNAL
     value.is_leaf = True
     hold(value, copy_storage(statistics))

@@ -1,53 +1,57 @@
 """The data types of a recording: values, the ops that computed them, views.
 
-A `Value` is the content of one storage between two writes. An op reads values and makes new ones.
-An in-place op makes the next value of the same storage. A view makes no value: a `View` is a value
-with another geometry. A value by itself stands for the tensor that the op returned.
+A `Value` is the content of one piece of memory between two writes. An op reads values and makes new
+ones. An in-place op makes the next value of the same memory. A view makes no value: a `View` is a
+value with another geometry. A value by itself stands for the tensor that the op returned.
 
 References go in one direction: from a value to the op that made it, and from an op to the values
 that it read. So reference counting frees everything that is no longer needed.
+
+An engine whose arrays are never written to, as those that NumPy's traces, leaves what is about
+writes at its defaults.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 from weakref import ref
 
-import torch
-from torch import Tensor
-
-from ..randomness import Draw
-from ..schema import OpTraits
-from .geometry import Geometry, geometry_of
-from .tensors import version_of
-
-if TYPE_CHECKING:
-    from types import CodeType
-
 __all__ = [
+    "Geometry",
     "Held",
     "Holder",
+    "Made",
     "Op",
+    "OpTraits",
     "Operand",
     "Origin",
-    "SourceLocation",
     "Value",
     "View",
+    "no_tensor",
+    "value_of",
     "values_in",
 ]
 
-# Where an op was called: the code object, the instruction, and the innermost module.
-SourceLocation = tuple["CodeType", int, "ref[torch.nn.Module] | None"]
+Tensor = Any  # an array of the engine
 Argument = tuple[Any, int]  # position or name of an argument, index of the tensor in a list
-
-
 HolderRefs = tuple[Callable[[], "Holder | None"], ...]  # weak ones
 
 
+class Geometry(NamedTuple):
+    """Shape, strides, offset, dtype and flags of a tensor: everything but its data."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: Any  # an int, or a symbol of the compiler
+    dtype: Any
+    conj: bool
+    neg: bool
+
+
 class Origin(Enum):
-    """Where the data of a value comes from. `retention.protect` says how each is held."""
+    """Where the data of a value comes from."""
 
     PARAMETER = auto()  # a leaf that requires grad
     EXTERNAL = auto()  # made before the recording, or written outside of it: never recomputed
@@ -74,9 +78,9 @@ class Held:
         "version",
     )
 
-    def __init__(self, tensor: Tensor, *, is_copy: bool = False) -> None:
+    def __init__(self, tensor: Tensor, version: int, *, is_copy: bool = False) -> None:
         self.tensor = tensor
-        self.version = -1 if tensor.is_inference() else tensor._version
+        self.version = version
         self.is_copy = is_copy  # the program has no access to it
         self.storage: Any = None  # of a parameter; `p.data = …` replaces it
         self.optimizer_steps = 0  # of fused optimizers, whose writes are not counted
@@ -88,7 +92,7 @@ class Held:
 
 
 class Holder(Protocol):
-    """An object that may hold the tensor of a value: a saved tensor of autograd."""
+    """An object that may hold the tensor of a value: a saved tensor."""
 
     operand: Operand
     tensor: Tensor | None
@@ -100,9 +104,24 @@ class Holder(Protocol):
     def borrow(self, tensor: Tensor) -> None: ...
 
 
+class OpTraits(Protocol):
+    """What the core has to know of an operator."""
+
+    @property
+    def func(self) -> Any: ...
+
+    @property
+    def writes(self) -> tuple[int | str, ...]:
+        """The arguments that it writes to: positions, or names of keywords."""
+
+    @property
+    def may_write(self) -> bool:
+        """Whether it writes to an argument, known or not."""
+
+
 @final
 class Value:
-    """The content of a storage between two writes.
+    """The content of a piece of memory between two writes.
 
     `held` keeps the data. A value without it is recomputed by `op`: as its output number `output`,
     or by its write to `argument`.
@@ -116,7 +135,7 @@ class Value:
     held: Held | None = None
     holders: HolderRefs = ()  # saved tensors of this value, which may hold its data
     lends_to: HolderRefs = ()  # saved tensors of earlier regions with the same data
-    aliases: tuple[ref[Value], ...] = ()  # other values held over the same storage
+    aliases: tuple[ref[Value], ...] = ()  # other values held over the same memory
     note = 0  # number that its storage carries while it has this content
     is_leaf = False  # a leaf of the graph: held with and without checkpointing
     is_shared = False  # memory shared with another library, such as a NumPy array
@@ -124,6 +143,7 @@ class Value:
     # The computed value over whose memory an external one was found, as the parts of `unsafe_split`
     # are, which have version counters of their own.
     part_of: Callable[[], Value | None] | None = None
+    base: Value | None = None  # whose memory it is in, if views are replayed like other ops
     is_overwritten = False  # no tensor has this content any more; what was read is saved
     is_snapshot = False  # a copy is held, because writes to it may not be counted
     must_recompute = False  # by `checkpoint(tensor)`: no policy keeps it
@@ -134,52 +154,26 @@ class Value:
     # size and dtype are known, which a replay compares.
     geometry: Geometry | None = None
     size: tuple[int, ...] = ()
-    dtype: torch.dtype | None = None
+    dtype: Any = None
     reads: set[Geometry] | None = None  # what was read of an external value
-    traced: tuple[int, int] | None = None  # the traced pass, and its number there
+    traced: tuple[tuple[int, int], ...] = ()  # by tracer, its number: the latest first
 
-    def __init__(self, tensor: Tensor, version: int, op: Op | None = None, output: int = 0) -> None:
-        # The tensor that the op returned, while it is alive.
-        self.tensor: Callable[[], Tensor | None] = ref(tensor)
+    def __init__(
+        self,
+        tensor: Callable[[], Tensor | None],
+        version: int,
+        op: Op | None = None,
+        output: int = 0,
+    ) -> None:
+        # A weak reference to the tensor that the op returned.
+        self.tensor = tensor
         self.version = version  # detects writes that were not recorded
         if op is not None:
             self.op = op
             self.output = output
-            self.size = tensor.shape
-            self.dtype = tensor.dtype
-
-    def current_tensor(self) -> Tensor | None:
-        """Return the tensor that the op returned, if it is alive and unmodified."""
-        made = self.tensor()
-        if made is None or self.is_overwritten or version_of(made) != self.version:
-            return None
-        return made
-
-    def note_views(self) -> None:
-        """Note the geometry of the original tensor, because a view of it was made."""
-        if self.geometry is None:
-            made = self.tensor()
-            if made is not None:
-                self.note_geometry(made)
-
-    def note_geometry(self, tensor: Tensor) -> None:
-        self.geometry = geometry = geometry_of(tensor)
-        self.size, self.dtype = geometry.size, geometry.dtype
-
-    def lies_like(self, tensor: Tensor) -> bool:
-        """Return whether a tensor has the geometry of the original one."""
-        geometry = self.geometry
-        return (
-            geometry is not None
-            and tensor.shape == geometry.size
-            and tensor.stride() == geometry.stride
-            and (dtype := tensor.dtype) is geometry.dtype
-            and tensor.storage_offset() == geometry.offset
-            and not (dtype.is_complex and tensor.is_conj() != geometry.conj)
-        )
 
     def add_alias(self, other: Value) -> None:
-        """Add another value that is held over the same storage, by a weak reference."""
+        """Add another value that is held over the same memory, by a weak reference."""
         known = (r for r in self.aliases if (value := r()) is not None and value is not other)
         self.aliases = (*known, ref(other))
 
@@ -200,25 +194,26 @@ class View:
 
     __slots__ = ("geometry", "value")
 
-    def __init__(self, value: Value, tensor: Tensor | Geometry) -> None:
+    def __init__(self, value: Value, geometry: Geometry) -> None:
         self.value = value
-        self.geometry = geometry_of(tensor) if isinstance(tensor, Tensor) else tensor
+        self.geometry = geometry
 
 
 Operand = Value | View  # a tensor in the recording
+Made = list[tuple[Value, Tensor]]  # what an op has made
 
 
 class Op(NamedTuple):
     """A call of an operator, with operands in place of tensors."""
 
     number: int
-    traits: OpTraits
+    traits: Any  # `OpTraits`, and what else its engine knows of it
     call: Any
     args: list[Any]
     reads: list[Value]  # the values among its arguments, with repetitions
     keywords: dict[str, Any] | None
-    drawn: Draw | None  # how to draw its random numbers again
-    location: SourceLocation
+    drawn: Any  # how to draw its random numbers again
+    location: Any  # where it was called, as the engine notes it
 
     def targets(self) -> list[Operand]:
         """Return all operands that this op writes to."""
@@ -236,7 +231,11 @@ class Op(NamedTuple):
         key, number = argument
         target = self.keywords[key] if isinstance(key, str) else self.args[key]  # type: ignore[index]
         operand: Operand = target[number] if isinstance(target, list) else target
-        return operand if type(operand) is Value else operand.value
+        return value_of(operand)
+
+
+def value_of(operand: Operand) -> Value:
+    return operand if type(operand) is Value else operand.value
 
 
 def values_in(arguments: Iterable[Any]) -> Iterator[Value]:
@@ -251,3 +250,7 @@ def _operands_in(arguments: Iterable[Any]) -> Iterator[Operand]:
             yield argument
         elif type(argument) is list:
             yield from _operands_in(argument)
+
+
+def no_tensor() -> None:
+    """Replace a weak reference to a tensor that is freed or must not be used."""

@@ -11,14 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
-
-from ....plans import Plan, Trace
-from ....plans.following import Planned
-from ....plans.trace import Kind
-from ..memory.records import Value
-from ..retention import hold_made
-from ..schema import FUNCTION, OpTraits, saves_its_output, traits_of
+from ..plans import Kind, Plan, Trace
+from .engine import Engine
+from .following import Planned
+from .records import Made, Value
+from .tracing import Key, OpFacts
 
 __all__ = ["JUST_RUN", "SettledPass", "Step", "steps_of"]
 
@@ -48,16 +45,15 @@ JUST_RUN = Step(None, -1)  # an op that no plan knows and that has no gradient
 JUST_RUN.is_recorded = False
 
 
-def steps_of(planned: Planned) -> list[Step] | None:
+def steps_of(planned: Planned, facts: OpFacts) -> list[Step] | None:
     """Return what to do about each op of a plan; None if the pass is more than a list of ops."""
     trace, keys = planned.trace, planned.keys
-    traits = [traits_of(key[0]) for key in keys]
-    if len(keys) != len(trace.ops) or FUNCTION in traits:
+    if len(keys) != len(trace.ops) or any(facts.is_function(key[0]) for key in keys):
         return None
-    recorded = _recorded(trace, planned.plan, traits, keys)
+    recorded = _recorded(trace, planned.plan, keys, facts)
     steps = []
     for number, (op, key) in enumerate(zip(trace.ops, keys, strict=True)):
-        step = Step(key[0], planned.stage_of(number) if saves_its_output(key[0]) else -1)
+        step = Step(key[0], planned.stage_of(number) if facts.saves_its_output(key[0]) else -1)
         step.next_stage = planned.stage_of(min(number + 1, len(keys) - 1))
         step.is_recorded = number in recorded
         step.keeps = planned.keeps[number] or ()
@@ -72,7 +68,7 @@ def steps_of(planned: Planned) -> list[Step] | None:
     return steps
 
 
-def _recorded(trace: Trace, plan: Plan, traits: list[OpTraits], keys: list[Any]) -> set[int]:
+def _recorded(trace: Trace, plan: Plan, keys: list[Key], facts: OpFacts) -> set[int]:
     """Return the ops that a recomputation may replay, and all whose writes have to be known."""
     values = trace.values
     needed = set(trace.saved) | {number for stage in plan.stages for number in stage.hold}
@@ -82,7 +78,7 @@ def _recorded(trace: Trace, plan: Plan, traits: list[OpTraits], keys: list[Any])
         # An output that is held by itself needs no record of its op; all other cases do.
         is_simple = len(op.makes) <= 1 and len(op.makes) == len(keys[number][2])
         overwrites = any(values[made].overwrites is not None for made in op.makes)
-        if not is_simple or overwrites or not _just_runs(traits[number]):
+        if not is_simple or overwrites or not facts.just_runs(keys[number][0]):
             recorded.add(number)
     recorded |= {
         before.made_by
@@ -109,34 +105,17 @@ def _is_fixed(trace: Trace, number: int) -> bool:
     return trace.values[number].kind is Kind.FIXED
 
 
-def _just_runs(traits: OpTraits) -> bool:
-    """Return whether a call of an op changes nothing that the recorder keeps track of."""
-    return not (
-        traits.may_write
-        or traits.reshapes_in_place
-        or traits.leaves_uninitialized
-        or traits.is_scratch
-        or traits.opaque
-        or traits.uses_conjugates
-        or traits.needs_grad_mode
-    )
-
-
-def _goes_on(args: tuple[Any, ...]) -> bool:
-    """Return whether an op certainly reads what the pass has made."""
-    return any(isinstance(arg, Tensor) and not arg._is_view() and not arg.is_leaf for arg in args)
-
-
 class SettledPass:
     """Where a pass is in the steps of its plan."""
 
-    def __init__(self, planned: Planned, steps: list[Step], first: Any) -> None:
+    def __init__(self, planned: Planned, steps: list[Step], first: Any, facts: OpFacts) -> None:
         self.planned = planned
         self.index = 1  # of the next op: the first one has run
         self.op_number = -1  # of the last op, if it was recorded
         self.held: Value | None = None  # made by the last op, if it was not recorded
         self._steps = steps
         self._step = steps[0]
+        self._reads_results = facts.reads_results
         self._first = first  # op of the program: another pass may begin with it
 
     @property
@@ -156,7 +135,7 @@ class SettledPass:
         if index < len(self._steps):
             step = self._steps[index]
             if step.func is func and (
-                func is not self._first or step.begins_part or _goes_on(args)
+                func is not self._first or step.begins_part or self._reads_results(args)
             ):
                 self.index, self._step, self.held = index + 1, step, None
                 return step
@@ -175,14 +154,14 @@ class SettledPass:
         step = None if self.is_complete else self._steps[self.index]
         return step is not None and step.func is func and step.begins_part
 
-    def hold(self, made: list[tuple[Value, Tensor]]) -> Iterator[tuple[int, Value]]:
+    def hold(self, made: Made, engine: Engine) -> Iterator[tuple[int, Value]]:
         """Hold what the last op has made as planned; yield what later stages hold on to."""
         step = self._step
         for (value, tensor), keeps in zip(made, step.keeps, strict=False):
             if keeps and value.op is not None:
                 value.companion = None
                 if value.held is None and not value.must_recompute:
-                    hold_made(value, tensor)
+                    engine.hold_made(value, tensor)
         for output, stages in step.held_on.items():
             if output < len(made):
                 yield from ((stage, made[output][0]) for stage in stages)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any
 
-from .plan import Plan
-from .record import PassRecord
-from .trace import Trace
+from ..plans import PassRecord, Plan, Trace
+from .tracing import Key
 
-Key = tuple[Any, ...]  # what makes two ops equal
 _MOST_LEFTS = 6
 
 __all__ = ["Follower", "Planned", "needed_keeps"]
@@ -82,7 +80,7 @@ class Planned:
 def needed_keeps(trace: Trace, plan: Plan) -> frozenset[int]:
     """Return the values to keep that backward or a recomputation reads.
 
-    The judge takes no account of others, so a planner may leave them in.
+    The simulator takes no account of others, so a planner may leave them in.
     """
     found = set(trace.saved)
     todo = [number for number in found if number not in plan.keep]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from weakref import ref
 
-from ..memory.records import Value
-from ..retention import drop, is_available
-from .meter import StorageMeter
+from .engine import Engine
+from .meter import Meter
+from .records import Value
+from .retention import drop, is_available
 
 __all__ = ["Evictor"]
 
@@ -20,8 +21,9 @@ _SLACK = 0.9  # of the limit, down to which values are dropped at a time
 class Evictor:
     """Holds what autograd saves as long as there is room, then drops what is cheapest to redo."""
 
-    def __init__(self, meter: StorageMeter) -> None:
+    def __init__(self, meter: Meter, engine: Engine) -> None:
         self._meter = meter
+        self._engine = engine
         self._kept: dict[ref[Value], tuple[int, int]] = {}  # bytes, and the op that used it last
         self._seconds: dict[int, float] = {}  # by the numbers of ops
         self._now = 0
@@ -69,15 +71,17 @@ class Evictor:
                 costs[top] = 0.0
                 stack.pop()
                 continue
-            missing = [read for read in op.reads if read not in costs and not _is_held(read)]
+            missing = [read for read in op.reads if read not in costs and not self._has(read)]
             if missing:
                 stack += missing
                 continue
-            reads = sum(costs.get(read, 0.0) for read in op.reads if not _is_held(read))
+            reads = sum(costs.get(read, 0.0) for read in op.reads if not self._has(read))
             costs[top] = self._seconds.get(op.number, 0.0) + reads
             stack.pop()
         return costs[value]
 
-
-def _is_held(value: Value) -> bool:
-    return is_available(value) or any(h.tensor is not None for h in value.living_holders())
+    def _has(self, value: Value) -> bool:
+        """Return whether a value need not be computed."""
+        return is_available(value, self._engine) or any(
+            holder.tensor is not None for holder in value.living_holders()
+        )

@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..backend import TorchDispatchMode
-from ..memory.records import Op, Value, View
-from ..memory.tensors import is_plain
-from ..replay import flat
-from ..schema import traits_of
-from .meter import StorageMeter
+from ...core.meter import Meter
+from ...core.records import Op, Value, View
+from ...core.tracing import Backward
+from .adapter import TORCH
+from .backend import TorchDispatchMode
+from .memory.tensors import flat, is_plain
+from .schema import traits_of
 
 __all__ = [
-    "Backward",
     "Call",
     "call_of",
     "is_known",
@@ -36,13 +36,6 @@ __all__ = [
 ]
 
 _MANY = 4096
-
-
-class Backward(NamedTuple):
-    """What the backward of a kind of op takes."""
-
-    workspace: int = 0  # bytes at its peak, without the gradients that it returns
-    returns_view: bool = False  # its one gradient is a view of fewer bytes, as that of `sum`
 
 
 _known: dict[Hashable, Backward] = {}
@@ -137,10 +130,10 @@ def _measure(call: Call) -> Backward:
     metering = _Metering()
     with metering:
         found = torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
-    results = StorageMeter()
+    results = Meter()
     for gradient in found:
-        if gradient is not None and metering.meter.has(gradient):
-            results.add(gradient)
+        if gradient is not None and metering.meter.has(TORCH.memory(gradient)):
+            results.add(TORCH.memory(gradient))
     return Backward(
         max(0, metering.meter.peak - results.live),
         len(found) == 1
@@ -164,7 +157,7 @@ class _Metering(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.meter = StorageMeter()
+        self.meter = Meter()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -172,7 +165,7 @@ class _Metering(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for tensor in flat(out) if traits_of(func).makes_memory else ():
             if isinstance(tensor, Tensor):
-                self.meter.add(tensor)
+                self.meter.add(TORCH.memory(tensor))
         return out
 
 

@@ -1,43 +1,95 @@
-"""Writes down what a pass does, as a `Trace` for planners."""
+"""The tracer: writes down what a pass or region does, as a `plans.Trace`.
+
+One tracer serves budgets, profilers, `memory_report`, `frontier` and reports. It numbers ops and
+values and holds none of them. Views that are replayed like other ops are no values of their own:
+what reads a view reads the value whose memory it is in.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
-from torch import Tensor
+from ..plans.trace import Kind, Trace
+from ..plans.trace import Op as TracedOp
+from ..plans.trace import Value as TracedValue
+from .engine import Engine
+from .records import Made, Op, Origin, Value, value_of
 
-from ....plans.trace import Kind, Trace
-from ....plans.trace import Op as TracedOp
-from ....plans.trace import Value as TracedValue
-from ..memory.records import Op, Origin, SourceLocation, Value
-from ..memory.tensors import nbytes_of
-from ..schema import saves_its_output
-from ..source_location import line_text, module_path
-from .workspace import (
-    Call,
-    call_of,
-    is_known,
-    kernel_workspace,
-    known_backward,
-    measure_workspace,
-)
+__all__ = ["Backward", "Key", "OpFacts", "Tracer", "key_of"]
 
-__all__ = ["Key", "Tracer", "key_of"]
-
-Made = list[tuple[Value, Tensor]]
+Tensor = Any  # an array of the engine
 Key = tuple[Any, ...]  # what makes two ops equal
-_passes = itertools.count()
+_MOST_TRACERS = 8  # whose number of a value is known
+_tracers = itertools.count()
+
+
+class Backward(NamedTuple):
+    """What the backward of a kind of op takes."""
+
+    workspace: int = 0  # bytes at its peak, without the gradients that it returns
+    returns_view: bool = False  # its one gradient is a view of fewer bytes, as that of `sum`
+
+
+class OpFacts(Protocol):
+    """What an engine knows of ops and their derivatives."""
+
+    def name(self, func: Any) -> str: ...
+
+    def place(self, location: Any) -> str:
+        """Return the line of the program that called an op."""
+
+    def module(self, op: Op, known: dict[int, str]) -> str:
+        """Return the path of the module that runs; `known` are paths by id, and added to."""
+
+    def saves_its_output(self, func: Any) -> bool:
+        """Return whether the backward of an op needs what the op has made."""
+
+    def kernel_workspace(self, op: Op, result: Tensor, *, needs_gradient: bool) -> int:
+        """Return the bytes that the kernel of the backward allocates and no tensor shows."""
+
+    def note_call(self, op: Op, key: Hashable) -> None:
+        """Note a call of an op, for `measure`."""
+
+    def measure(self) -> None:
+        """Find out what the backward of the ops takes that were noted."""
+
+    def backward(self, key: Hashable) -> Backward:
+        """Return what the backward of a kind of op takes, as far as it is known."""
+
+    def reads_shapes_only(self, func: Any) -> bool:
+        """Return whether an op has no gradient whatever it reads."""
+
+    def has_gradient(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether what an op makes of these arguments has a gradient."""
+
+    def reads_results(self, args: tuple[Any, ...]) -> bool:
+        """Return whether an op certainly reads what was computed, not only leaves and views."""
+
+    def is_function(self, func: Any) -> bool:
+        """Return whether an op stands for code of the program, as a custom Function."""
+
+    def just_runs(self, func: Any) -> bool:
+        """Return whether a call of an op changes nothing that a recording keeps track of."""
+
+    def joins(self, func: Any) -> bool:
+        """Return whether the gradients of what an op reads are views of that of its result."""
+
+    def is_differentiable(self, tensor: Tensor) -> bool: ...
+
+    def requires_grad(self, tensor: Tensor) -> bool: ...
 
 
 class Tracer:
     """Numbers the ops and values of a pass; holds none of the values."""
 
-    def __init__(self) -> None:
-        self._pass = next(_passes)
+    def __init__(self, engine: Engine, facts: OpFacts) -> None:
+        self._engine = engine
+        self._facts = facts
+        self._id = next(_tracers)
         self._ops: list[_Noted] = []
         self._seconds: list[float] = []
         self._saves: list[dict[int, None]] = []
@@ -46,7 +98,7 @@ class Tracer:
         self._values: list[TracedValue] = []
         self._names: dict[int, str] = {}
         self._freed: dict[int, int] = {}
-        self._deaths: list[ref[Tensor]] = []
+        self._deaths: list[Any] = []  # what waits for them
         self._used: dict[int, None] = {}
         self._is_forward = True
         self._pinned: set[int] = set()
@@ -54,7 +106,6 @@ class Tracer:
         self._saved: set[int] = set()
         self.plain_bytes = 0  # that the pass would hold by now without checkpointing
         self.is_new = True  # the ops were not planned before: what their backward takes is unknown
-        self._unmeasured: dict[Any, Call] = {}  # by what `_workspace_key` returns
 
     def __len__(self) -> int:
         return len(self._ops)
@@ -67,7 +118,7 @@ class Tracer:
         reads = tuple(dict.fromkeys(self.number(value) for value in op.reads))
         for value, tensor in made:
             before = _overwritten(op, value)
-            nbytes = nbytes_of(tensor)
+            nbytes = self._engine.nbytes(tensor)
             if value.origin is Origin.EXTERNAL:
                 # A write to memory that was there before takes no more.
                 nbytes = 0 if before is None else self.nbytes(before)
@@ -78,57 +129,55 @@ class Tracer:
                     made_by=number,
                     overwrites=None if before is None else self.number(before),
                     kind=Kind.COMPUTED if value.op is not None else Kind.FIXED,
-                    requires_grad=has_grad and (tensor.is_floating_point() or tensor.is_complex()),
+                    requires_grad=has_grad and self._facts.is_differentiable(tensor),
                     name=value.name,
                 ),
             )
-            self._deaths.append(ref(tensor, partial(_died, ref(self), len(self._values) - 1)))
+            self._await_death(value, tensor, len(self._values) - 1)
             if before is None:
                 self.plain_bytes += self._values[-1].nbytes
         makes = tuple(self.number(value) for value, _ in made)
         if has_grad and made:
             first_has_grad = bool(reads) and self._values[reads[0]].requires_grad
-            nbytes = kernel_workspace(op, made[0][1], needs_gradient=first_has_grad)
+            first = made[0][1]
+            nbytes = self._facts.kernel_workspace(op, first, needs_gradient=first_has_grad)
             if nbytes:
                 self.kernel_workspace[number] = nbytes
                 self.needs_workspace(number, nbytes)
-        module = module_path(op, self._paths)
+        module = self._facts.module(op, self._paths)
         is_whole = len(op.reads) == 1 and bool(op.args) and type(op.args[0]) is Value
         noted = _Noted(op.traits.func, op.location, module, key, reads, makes, is_whole)
         self._ops.append(noted)
         self._seconds.append(seconds)
         if self.is_new and has_grad:
-            self._note_call(op, noted)
+            self._facts.note_call(op, self._workspace_key(noted))
         if len(self._saves) < len(self._ops):
             self._saves.append({})
 
-    def _note_call(self, op: Op, noted: _Noted) -> None:
-        """Note a call of an op, if it is not known what its backward takes."""
-        key = self._workspace_key(noted)
-        if key not in self._unmeasured and not is_known(key):
-            call = call_of(op)
-            if call is not None:
-                self._unmeasured[key] = call
+    def _await_death(self, value: Value, tensor: Tensor, number: int) -> None:
+        died = partial(_died, ref(self), number)
+        self._deaths.append(self._engine.await_release(value, tensor, died))
 
     def _workspace_key(self, op: _Noted) -> Any:
         return op.key, tuple(self._values[read].requires_grad for read in op.reads)
 
     def number(self, value: Value) -> int:
         """Return the number of a value; one that is new is an input of the pass."""
-        traced = value.traced
-        if traced is not None and traced[0] == self._pass:
-            number: int = traced[1]
-            return number
+        while value.base is not None:
+            value = value.base
+        for tracer, number in value.traced:
+            if tracer == self._id:
+                return number
         made, held = value.tensor(), value.held
         tensor = made if made is not None or held is None else held.tensor
         if value.part_of is not None and tensor is not None and self._ops:
             return self._add_part(value, tensor)
         is_parameter = value.origin is Origin.PARAMETER
-        needs_grad = is_parameter or (made is not None and made.requires_grad)
+        needs_grad = is_parameter or (made is not None and self._facts.requires_grad(made))
         self._add(
             value,
             TracedValue(
-                nbytes=0 if tensor is None else nbytes_of(tensor),
+                nbytes=0 if tensor is None else self._engine.nbytes(tensor),
                 kind=Kind.PARAMETER if is_parameter else Kind.INPUT,
                 requires_grad=needs_grad,
                 name=value.name,
@@ -145,18 +194,17 @@ class Tracer:
         is_whole_saved = whole is not None and next(whole.living_holders(), None) is not None
         nbytes = 0 if is_whole_saved else tensor.nbytes
         last, number = len(self._ops) - 1, len(self._values)
+        needs_grad = self._facts.requires_grad(tensor)
         self._add(
             value,
-            TracedValue(
-                nbytes=nbytes, made_by=last, kind=Kind.FIXED, requires_grad=tensor.requires_grad
-            ),
+            TracedValue(nbytes, made_by=last, kind=Kind.FIXED, requires_grad=needs_grad),
         )
         self._ops[last] = self._ops[last]._replace(makes=(*self._ops[last].makes, number))
         self.plain_bytes += nbytes
         return number
 
     def _add(self, value: Value, traced: TracedValue) -> None:
-        value.traced = self._pass, len(self._values)
+        value.traced = ((self._id, len(self._values)), *value.traced[: _MOST_TRACERS - 1])
         self._values.append(traced)
 
     def saved_for(self, value: Value) -> int:
@@ -169,7 +217,7 @@ class Tracer:
         if self._values[number].made_by != last:
             return last + 1
         op = self._ops[last]
-        is_own = number != op.makes[0] or saves_its_output(op.func)  # or a by-product
+        is_own = number != op.makes[0] or self._facts.saves_its_output(op.func)  # or a by-product
         # An op saves its output once. If it is saved again, then for the next op.
         return last if is_own and number not in self._saves[last] else last + 1
 
@@ -213,8 +261,9 @@ class Tracer:
         count = len(self._ops)
         while self._ops and not self._matters(len(self._ops) - 1):
             self._ops.pop()
-        if len(self._ops) < count and self._ops:
+        if len(self._ops) < count:
             del self._seconds[len(self._ops) :], self._saves[len(self._ops) :]
+        if len(self._ops) < count and self._ops:
             known = max(max((*op.reads, *op.makes), default=-1) for op in self._ops)
             del self._values[1 + max(known, *(n for saves in self._saves for n in saves), 0) :]
 
@@ -247,21 +296,20 @@ class Tracer:
         """Return the trace, with seconds of several passes if given; equal ops get equal ones."""
         self._assign_late_saves()
         smoothed = _smoothed([op.key for op in self._ops], seconds or self._seconds)
-        measure_workspace(self._unmeasured)
-        self._unmeasured.clear()
+        self._facts.measure()
         views = self._bytes_of_gradient_views()
         ops = tuple(
             TracedOp(
-                name=str(op.func),
+                name=self._facts.name(op.func),
                 reads=op.reads,
                 makes=op.makes,
                 seconds=smoothed[number],
-                place=line_text(op.location),
+                place=self._facts.place(op.location),
                 module=op.module,
                 saves=tuple(self._saves[number]),
                 workspace_bytes=self._workspace.get(number, 0)
                 + views.get(number, 0)
-                + known_backward(self._workspace_key(op)).workspace,
+                + self._facts.backward(self._workspace_key(op)).workspace,
             )
             for number, op in enumerate(self._ops)
         )
@@ -295,7 +343,7 @@ class Tracer:
         """
         extra: dict[int, int] = {}
         for number, op in enumerate(self._ops):
-            if str(op.func) != "aten.cat.default":
+            if not self._facts.joins(op.func):
                 continue
             ends = {r: self._gradient_used(r, number) for r in op.reads if self._has_gradient(r)}
             for read, end in ends.items():
@@ -315,7 +363,7 @@ class Tracer:
             for number, ops in readers.items()
             if len(ops) == 1
             and ops[0].reads_one_whole
-            and known_backward(self._workspace_key(ops[0])).returns_view
+            and self._facts.backward(self._workspace_key(ops[0])).returns_view
             and (made_by := self._values[number].made_by) is not None
             and self._saves[made_by]  # or its maker would have no backward any more
         }
@@ -360,7 +408,7 @@ def _overwritten(op: Op, made: Value) -> Value | None:
         return op.overwritten(made.argument)
     if made.part_of is None:
         return None
-    targets = (t if type(t) is Value else t.value for t in op.targets())
+    targets = map(value_of, op.targets())
     return next((target for target in targets if target.part_of is made.part_of), None)
 
 
@@ -374,7 +422,7 @@ class _Noted(NamedTuple):
     """An op without its operands, which it would keep alive."""
 
     func: Any
-    location: SourceLocation
+    location: Any
     module: str
     key: Key
     reads: tuple[int, ...]
@@ -382,13 +430,13 @@ class _Noted(NamedTuple):
     reads_one_whole: bool  # value, and not a part of one
 
 
-def key_of(op: Op, made: Made) -> Key:
+def key_of(op: Op, made: Made, engine: Engine) -> Key:
     """Return what an op is known by when the same program runs again.
 
     A parameter that was frozen since, or trains again, makes it another program.
     """
     shapes = tuple((*read.size, read.origin is Origin.PARAMETER) for read in op.reads)
-    return op.traits.func, shapes, tuple(nbytes_of(tensor) for _, tensor in made)
+    return op.traits.func, shapes, tuple(engine.nbytes(tensor) for _, tensor in made)
 
 
 def _smoothed(keys: list[Key], seconds: list[float]) -> list[float]:

@@ -13,39 +13,57 @@ Saved tensors belong to stages, which are recomputed one at a time in backward.
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 from weakref import WeakValueDictionary, ref
 
-import torch
-from torch import Tensor
-
-from ....observers import observers
-from ....plans.following import Follower, Planned
-from ..backend import current_graph_task, queue_callback
-from ..memory.records import Op, Operand, Origin, Value
-from ..memory.tensors import is_plain
-from ..region import ExpectedOp, KnownValues, Region, SavedTensor
-from ..replay import NeededOp, flat
-from ..retention import hold_made
-from ..schema import OpTraits
-from .agreement import is_shared
+from ..observers import observers
+from .accounting import PassAccounting
+from .engine import Engine, NeededOp
 from .eviction import Evictor
-from .meter import StorageMeter
-from .profiling import ObservedNodeTensor, PassAccounting
-from .sections import Sections, find_sections
+from .following import Follower, Planned
+from .meter import Meter
+from .records import Made, Op, Operand, OpTraits, Origin, Value
+from .region import ExpectedOp, Region, SavedTensor
 from .settled import JUST_RUN, SettledPass
-from .tracer import Tracer, key_of
+from .tracing import OpFacts, Tracer, key_of
 
-__all__ = ["BudgetedPass", "Owner", "PassRegion"]
+__all__ = ["BudgetedPass", "Owner", "PassRegion", "Sections"]
+
+Tensor = Any  # an array of the engine
 
 _STAGE_SHARE = 8  # of the budget is what a stage saves, if nobody has planned it
 
 
+class Sections(Protocol):
+    """Cuts of a pass: what one section makes and another one reads is kept."""
+
+    def ran_on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Note the arguments of an op, for `ran`."""
+
+    def ran(self, op: Op, made: Made) -> list[Value]:
+        """Note the section of an op; return what is kept because of it."""
+
+    def section_of(self, value: Value) -> int: ...
+
+
 class Owner(Protocol):
-    """Who plans passes: `manager.Budget`."""
+    """Who plans passes: `budget.Budget`."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def facts(self) -> OpFacts: ...
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes train with this one, and are to evict the same."""
+
+    def make_region(self, name: str) -> Region: ...
+
+    def find_sections(self) -> Sections | None: ...
 
     def room(self, plain_bytes: int) -> int:
         """Return how many bytes an unplanned pass may hold in its forward part by now."""
@@ -73,27 +91,18 @@ class Owner(Protocol):
         """Let a pass that has begun with an op be a settled one, if its plan is."""
 
 
-class NodeTensor(SavedTensor):
-    """A saved tensor that knows the op for whose backward it is saved."""
-
-    __slots__ = ("node",)
-
-    def __init__(self, operand: Operand, region: Region, node: int) -> None:
-        super().__init__(operand, region)
-        self.node = node
-
-
 class PassRegion(Region):
-    """The region of a whole pass: what autograd saves in it goes to the stages of the pass."""
+    """The region of a whole pass: what is saved in it goes to the stages of the pass.
 
-    def __init__(self, observed: BudgetedPass, owner: Owner, *, waits: bool) -> None:
+    An engine combines it with its own kind of region.
+    """
+
+    def __init__(self, observed: BudgetedPass, owner: Owner) -> None:
         super().__init__("memory budget")
         self.current = observed
         self._owner = owner
         self._stages: dict[int, ref[Region]] = {}  # of a settled pass
         self.attend(observed)
-        if waits:
-            self.admits = self._admits
 
     def begin(self, observed: BudgetedPass) -> None:
         """Begin another pass."""
@@ -107,24 +116,24 @@ class PassRegion(Region):
     def settle(self, settled: SettledPass) -> None:
         """Follow a plan of which all is known: no op is attended any more."""
         self.settled = self.current.settled = settled
-        self.outside, self._stages = Region("memory budget"), {}
+        self.outside, self._stages = self._owner.make_region("memory budget"), {}
         self.observer, self.is_attended = None, False
 
-    def ran_expected(self, made: list[tuple[Value, Tensor]]) -> None:
+    def ran_expected(self, made: Made) -> None:
         assert self.current.settled is not None
-        for stage, value in self.current.settled.hold(made):
+        for stage, value in self.current.settled.hold(made, self.engine):
             self.current.hold_on(stage, value)
 
     def ran_unexpected(
         self, traits: OpTraits, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> ExpectedOp | None:
-        settled = self.current.settled
+        settled, facts = self.current.settled, self._owner.facts
         assert settled is not None
         expected = settled.take(traits.func)  # which might have been the first of another pass
         if expected is not None:
             return expected
-        has_grad = torch.is_grad_enabled() and _with_grad(args, kwargs)
-        if not traits.may_write and (not has_grad or _reads_shapes_only(traits.func)):
+        has_grad = facts.has_gradient(args, kwargs)
+        if not traits.may_write and (not has_grad or facts.reads_shapes_only(traits.func)):
             return JUST_RUN  # a metric, or something printed: backward has nothing to do with it
         self.leave_plan()
         return None
@@ -137,38 +146,12 @@ class PassRegion(Region):
         self.current.leave_plan()
         self.attend(self.current)
 
-    def close(self) -> None:
-        self.admits = None  # it refers to this region
-        super().close()
+    # -- what is saved -----------------------------------------------------------------------------
 
-    def _admits(
-        self, table: KnownValues, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> bool:
-        """Return whether an op belongs to a pass; the one before may end with it."""
-        if not (self.current.has_begun or torch.is_grad_enabled()):
-            return False  # the common case of a validation
-        with_grad = _with_grad(args, kwargs) if torch.is_grad_enabled() else []
-        if self.current.is_over:
-            self._restart()
-        current = self.current
-        if not with_grad:
-            return current.has_begun
-        if not len(current.tracer):
-            current.first = _first_of(func, args)
-        elif not any(map(_is_made, with_grad)):
-            op = _first_of(func, args)
-            goes_on = current.goes_on_with(func)
-            if not goes_on and self._owner.starts_again(op, current.first):
-                self._restart()
-                self.current.follow_on(current, op)
-        elif current.left is not None:
-            current.look_back(with_grad, table)
-        return True
-
-    def _restart(self) -> None:
-        before = self.current
-        self._owner.restart()
-        self.current.adopt(before)
+    def make_saved(self, operand: Operand) -> Any:
+        if self.settled is not None:
+            return super().make_saved(operand)
+        return self.current.make_saved_outside(operand)
 
     def save(self, operand: Operand, tensor: Tensor | None, *, by_region: bool = False) -> Any:
         value = operand if type(operand) is Value else operand.value
@@ -180,22 +163,25 @@ class PassRegion(Region):
             stage = None if reference is None else reference()
             if stage is None:
                 stage = current.begin_stage(number)
-                stage.streams, self._stages[number] = self.streams, ref(stage)
+                self.joined_by(stage)
+                self._stages[number] = ref(stage)
             return stage.save(operand, tensor)
         node = current.node_of(value, by_region=by_region)
         stage = current.stage_of(node, value)
-        stage.streams = self.streams
+        self.joined_by(stage)
         saved = stage.save(operand, tensor, by_region=by_region)
         if by_region and tensor is not None:
             current.keep_if_unplanned(saved, tensor)
         return saved
+
+    def joined_by(self, stage: Region) -> None:
+        """Called with a stage that is about to save what is made in this region."""
 
     def marked(self, value: Value) -> None:
         super().marked(value)
         self.current.is_alone = False
 
     def ran_on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.current.reads_grad = torch.is_grad_enabled() and bool(_with_grad(args, kwargs))
         if self.current.sections is not None:
             self.current.sections.ran_on(args, kwargs)
 
@@ -214,23 +200,23 @@ class BudgetedPass:
 
     def __init__(self, owner: Owner, follower: Follower) -> None:
         self._owner = owner
-        self.tracer = Tracer()
-        self.meter = StorageMeter()
+        self._engine = owner.engine
+        self.tracer = Tracer(owner.engine, owner.facts)
+        self.meter = Meter()
         self.follower = follower
         self.follows = follower.current is not None
         self.tracer.is_new = not self.follows
         self.recompute_seconds = 0.0
         self.recomputed_ops = 0
         self.began = time.perf_counter()
-        self._is_shared = is_shared()  # all ranks are to evict the same
-        self._evictor = Evictor(self.meter)
+        self._is_shared = owner.is_shared  # all ranks are to evict the same
+        self._evictor = Evictor(self.meter, owner.engine)
         self._node = 0  # of what is being saved
         # By number and section. They live as long as what is saved in them.
         self._stages: WeakValueDictionary[tuple[int, int], Region] = WeakValueDictionary()
         self._outside: ref[Region] | None = None  # for what was there before and is saved
-        self._saved_for_next: list[ref[NodeTensor]] = []  # of that, for the op that runs next
+        self._saved_for_next: list[ref[SavedTensor]] = []  # of that, for the op that runs next
         self.first: Any = None  # op, and its shapes
-        self.reads_grad = False  # the op that runs now: one of its arguments requires grad
         self.left: tuple[ref[BudgetedPass], Any] | None = None  # a pass that may be a part of it
         self._left_at: Any = None  # the op with which another pass began
         # Of a pass that was taken for several, or that has left its plan: not to be planned.
@@ -292,7 +278,7 @@ class BudgetedPass:
                 self._begin_accounting()
                 saved.region, saved.node = self._region_outside(), 0
 
-    def take_saved_for_next(self) -> list[ref[NodeTensor]]:
+    def take_saved_for_next(self) -> list[ref[SavedTensor]]:
         saved, self._saved_for_next = self._saved_for_next, []
         return saved
 
@@ -302,13 +288,12 @@ class BudgetedPass:
         self.left = ref(before), op
         before._left_at = op
 
-    def look_back(self, with_grad: list[Tensor], table: KnownValues) -> None:
+    def look_back(self, reads_its_own: Callable[[], bool]) -> None:
         """See whether an op reads what the pass that was left has made: then they are one."""
         assert self.left is not None
-        before = self.left[0]()
-        if before is None:
+        if self.left[0]() is None:
             self.left = None
-        elif any(_is_made(tensor) and table.known(tensor) is None for tensor in with_grad):
+        elif reads_its_own():
             self._join()
 
     def _join(self) -> None:
@@ -328,14 +313,14 @@ class BudgetedPass:
 
     # -- forward -----------------------------------------------------------------------------------
 
-    def ran(self, op: Op, made: list[tuple[Value, Tensor]], seconds: float) -> None:
+    def ran(self, op: Op, made: Made, seconds: float, *, has_grad: bool) -> None:
         number = len(self.tracer)
         if number == 0:
             self._begin_accounting()
-            self.sections = find_sections()
+            self.sections = self._owner.find_sections()
         self._saved_for_next.clear()
-        key = key_of(op, made)
-        has_grad = self.reads_grad and not _reads_shapes_only(op.traits.func)
+        key = key_of(op, made, self._engine)
+        has_grad = has_grad and not self._owner.facts.reads_shapes_only(op.traits.func)
         writes = op.traits.may_write and any(v.origin is not Origin.EXTERNAL for v, _ in made)
         matters = has_grad or writes or self.sections is not None
         if self.follows and not matters and self.follower.next_plan(key) is None:
@@ -347,10 +332,8 @@ class BudgetedPass:
         if self.sections is not None:
             for value in self.sections.ran(op, made):
                 self.tracer.pin(value)
-        if self._accounting is not None:
-            self._accounting.ran(op, made, seconds)
         if self._is_shared:
-            seconds = _nominal_seconds(made)
+            seconds = self._nominal_seconds(made)
         self._evictor.ran(op.number, seconds)
         self._count(op, made)
         if self.follows:
@@ -361,6 +344,14 @@ class BudgetedPass:
             room = self._owner.room(self.tracer.plain_bytes) - self._held_before
             self._evictor.shrink(max(room, 0))
 
+    def _nominal_seconds(self, made: Made) -> float:
+        """Return a time for an op that does not differ from run to run: that of writing its output.
+
+        A pass that nobody has planned drops what is cheap by the seconds. If ranks dropped
+        different values, parameters that FSDP gathers for a replay would not be the same on all.
+        """
+        return sum(self._engine.nbytes(tensor) for _, tensor in made) * 1e-10 + 1e-6
+
     def _may_settle(self) -> bool:
         return self._accounting is None and self.sections is None and self.left is None
 
@@ -368,17 +359,15 @@ class BudgetedPass:
         """Let a stage hold a value once it is recomputed."""
         self._held_on.setdefault(stage, []).append(ref(value))
 
-    def _count(self, op: Op, made: list[tuple[Value, Tensor]]) -> None:
+    def _count(self, op: Op, made: Made) -> None:
         for value, tensor in made:
             if value.origin is not Origin.EXTERNAL:  # a write to memory that was there before
-                self.meter.add(tensor)
+                self.meter.add(self._engine.memory(tensor))
         for value in op.reads:
             if value.origin is Origin.PARAMETER and value.held is not None:
                 self._owner.expect_gradient(value.held.tensor)
 
-    def _follow(
-        self, planned: Planned | None, number: int, made: list[tuple[Value, Tensor]]
-    ) -> None:
+    def _follow(self, planned: Planned | None, number: int, made: Made) -> None:
         if planned is None:
             self.follows = False  # another program: from here on nobody has planned it
             self.tracer.is_new = True
@@ -394,7 +383,7 @@ class BudgetedPass:
     def _keep(self, value: Value, tensor: Tensor) -> None:
         value.companion = None  # a by-product does not go with what its op is run for
         if _is_to_decide(value):
-            hold_made(value, tensor)
+            self._engine.hold_made(value, tensor)
             self._evictor.keeps(value, self.tracer.nbytes(value))
 
     def node_of(self, value: Value, *, by_region: bool) -> int:
@@ -410,7 +399,8 @@ class BudgetedPass:
         section = 0 if self.sections is None else self.sections.section_of(value)
         stage = self._stages.get((number, section))
         if stage is None:
-            stage = self._stages[number, section] = Region(f"stage {number}")
+            stage = self._owner.make_region(f"stage {number}")
+            self._stages[number, section] = stage
             stage.attend(self)
             self._last_stage = max(self._last_stage, number)
             stage.hold_on = self._held_on.setdefault(number, [])
@@ -418,7 +408,7 @@ class BudgetedPass:
 
     def begin_stage(self, number: int) -> Region:
         """Return a new stage of a settled pass."""
-        stage = self._stages[number, 0] = Region(f"stage {number}")
+        stage = self._stages[number, 0] = self._owner.make_region(f"stage {number}")
         stage.backward_began = self.backward_began
         stage.hold_on = self._held_on.setdefault(number, [])
         self._last_stage = max(self._last_stage, number)
@@ -434,40 +424,45 @@ class BudgetedPass:
         """Return the region of what was there before the pass, and is saved in it."""
         region = None if self._outside is None else self._outside()
         if region is None:
-            region = Region("memory budget")
+            region = self._owner.make_region("memory budget")
             region.attend(self)
             self._outside = ref(region)
         return region
 
-    def make_saved(self, operand: Operand, region: Region) -> NodeTensor | ObservedNodeTensor:
+    def make_saved_outside(self, operand: Operand) -> SavedTensor:
+        """Return a placeholder for a tensor from outside of the pass, and note what it is for."""
         value = operand if type(operand) is Value else operand.value
-        is_external = value.origin.is_external
-        node = self.tracer.saved_for(value) if is_external else self._node
-        if node <= 0:
-            self._begin_accounting()
-        if is_external:
-            region = self._region_outside()
-            if value.part_of is not None:  # of memory that the pass has made
-                self.tracer.saved(value, max(node, 0))
-        if self._accounting is not None:
-            return self._accounting.make_saved_for(operand, region, node)
-        saved = NodeTensor(operand, region, node)
-        if is_external and node == len(self.tracer):
+        self._node = self.tracer.saved_for(value)
+        saved: SavedTensor = self._region_outside().make_saved(operand)
+        if value.part_of is not None or self._accounting is not None:
+            # It is in memory that the pass has made, or a profiler is told of what is saved.
+            self.tracer.saved(value, max(self._node, 0))
+        if saved.watch is None and self._node == len(self.tracer):
             self._saved_for_next.append(ref(saved))
         return saved
+
+    def saves(self, saved: SavedTensor) -> None:
+        saved.node = self._node
+        if self._node <= 0:
+            self._begin_accounting()
+        if self._accounting is not None:
+            self._accounting.watch(saved)
 
     def _begin_accounting(self) -> None:
         """The first op runs, or saves its inputs: profilers that track now see the whole pass."""
         if not self.has_begun:
             self.has_begun = True
             if tracking := observers():
-                self._accounting = PassAccounting("memory budget", tracking)
+                owner = self._owner
+                self._accounting = PassAccounting(
+                    "memory budget", tracking, owner.engine, owner.facts, self.tracer
+                )
 
-    def saved(self, saved: Any, tensor: Tensor) -> None:
+    def saved(self, saved: SavedTensor, tensor: Tensor) -> None:
         if not saved.value.origin.is_external:
             self.keep_if_unplanned(saved, tensor)
-        if isinstance(saved, ObservedNodeTensor):
-            saved.observer.saved(saved, tensor)
+        if self._accounting is not None:
+            self._accounting.counts(saved, tensor)
 
     def keep_if_unplanned(self, saved: SavedTensor, tensor: Tensor) -> None:
         value = saved.value
@@ -527,21 +522,19 @@ class BudgetedPass:
 
     # -- backward ----------------------------------------------------------------------------------
 
-    def used(self, saved: Any) -> None:
+    def used(self, saved: SavedTensor) -> None:
         """Autograd asks for a saved tensor."""
-        if isinstance(saved, ObservedNodeTensor):
-            saved.observer.used(saved)
-        if torch.is_grad_enabled():
+        if self._engine.is_differentiating():
             return  # a gradient that is part of a graph
         self.tracer.used(saved.node)
         self._kernel_workspace = self.tracer.kernel_workspace.get(saved.node, 0)
         self.backward_began()
 
     def backward_began(self) -> None:
-        task = current_graph_task()
+        task = self._engine.current_pass()
         if task not in (-1, self._task):
             self._task = task
-            queue_callback(self._end_backward)
+            self._engine.at_end_of_pass(self._end_backward)
             if self._left_at is not None:  # it was not a validation that has been left
                 self._owner.learn_that_it_goes_on(self._left_at)
             self._owner.backward_began(self)
@@ -552,17 +545,16 @@ class BudgetedPass:
             self._accounting.end_of_pass()
         self._owner.backward_ended(self)
 
-    def ran_in_backward(self, out: Any) -> None:
-        for tensor in flat(out):
-            if isinstance(tensor, Tensor):
-                self.meter.add(tensor)
+    def ran_in_backward(self, out: Iterable[Tensor]) -> None:
+        for tensor in out:
+            self.meter.add(self._engine.memory(tensor))
         if self._kernel_workspace:
-            self.meter.had(self._kernel_workspace)
+            self.meter.note_peak(self._kernel_workspace)
             self._kernel_workspace = 0
 
     def replaying(self, values: Mapping[Value, Tensor]) -> None:
         for value in reversed(list(values)):  # the last ones are new
-            if not self.meter.add(values[value]):
+            if not self.meter.add(self._engine.memory(values[value])):
                 break
         if self._accounting is not None:
             self._accounting.replaying(values)
@@ -573,13 +565,13 @@ class BudgetedPass:
         if self._accounting is not None:
             self._accounting.replayed(ops, seconds)
 
-    def got(self, saved: Any, tensor: Tensor) -> None:
-        if isinstance(saved, ObservedNodeTensor):
-            saved.observer.got(saved, tensor)
+    def got(self, saved: SavedTensor, tensor: Tensor) -> None:
+        if self._accounting is not None:
+            self._accounting.got(saved, tensor)
 
-    def lost(self, saved: Any) -> None:
-        if isinstance(saved, ObservedNodeTensor):
-            saved.observer.lost(saved)
+    def lost(self, saved: SavedTensor) -> None:
+        if self._accounting is not None:
+            self._accounting.lost(saved)
 
     def handed_over(self) -> None:
         if self._accounting is not None:
@@ -598,56 +590,6 @@ def _saved_in(region: Region) -> dict[Value, bool]:
     return found
 
 
-def _with_grad(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """Return the arguments of an op that require grad."""
-    found = []
-    for argument in (*args, *kwargs.values()):
-        if isinstance(argument, Tensor):
-            if argument.requires_grad:
-                found.append(argument)
-        elif type(argument) in (list, tuple):
-            found += [part for part in argument if isinstance(part, Tensor) and part.requires_grad]
-    return found
-
-
-def _is_made(tensor: Tensor) -> bool:
-    """Return whether a tensor was computed from leaves, and is not just a view of one."""
-    base = tensor._base if tensor._is_view() else None
-    return not (tensor if base is None else base).is_leaf
-
-
-def _first_of(func: Any, args: tuple[Any, ...]) -> Any:
-    """Return what a program is recognised by when it starts again: its first op, on what.
-
-    Parameters count by themselves: layers of one shape begin alike (autocast casts a weight).
-    """
-    return func, tuple(map(_known_by, args))
-
-
-def _known_by(argument: Any) -> Any:
-    if not isinstance(argument, Tensor) or not is_plain(argument):
-        return type(argument)
-    if argument.requires_grad:
-        return id(argument._base if argument._is_view() else argument)
-    return tuple(argument.shape)
-
-
-@functools.cache
-def _reads_shapes_only(func: Any) -> bool:
-    """Return whether an op has no gradient whatever it reads: backward itself calls `ones_like`."""
-    name = str(func).removeprefix("aten.").partition(".")[0]
-    return name.endswith("_like") or name.startswith("new_")
-
-
 def _is_to_decide(value: Value) -> bool:
     """Return whether it is for a policy to say if a value is held."""
     return value.op is not None and value.held is None and not value.must_recompute
-
-
-def _nominal_seconds(made: list[tuple[Value, Tensor]]) -> float:
-    """Return a time for an op that does not differ from run to run: that of writing what it made.
-
-    A pass that nobody has planned drops what is cheap by the seconds. If ranks dropped different
-    values, parameters that FSDP gathers for a replay would not be the same on all of them.
-    """
-    return sum(tensor.nbytes for _, tensor in made if is_plain(tensor)) * 1e-10 + 1e-6

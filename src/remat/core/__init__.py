@@ -1,0 +1,1 @@
+"""Record and replay, once for all engines: no framework is imported here."""
