@@ -49,6 +49,7 @@ class Accounting:
         self._inputs: list[Hashable] = []  # memory that recomputation starts from
         self._plain: set[Hashable] = set()  # what a plain pass keeps for the region
         self._kept: dict[Hashable, int] = {}  # what is kept instead, and its bytes
+        self._watched: dict[Hashable, ref[Any]] = {}  # memory that is kept
         self._alive = 0  # saved tensors
         self._live: dict[Value, Hashable] = {}  # what the current replay holds
 
@@ -73,7 +74,7 @@ class Accounting:
         saved.watch = Watch(self)
 
     def saved(self, saved: SavedTensor, tensor: Tensor) -> None:
-        self._tracer.saved(saved.value, max(saved.node, 0))
+        self._tracer.saved(saved.value, max(saved.node, 0), saved)
         self.counts(saved, tensor)
 
     def counts(self, saved: SavedTensor, tensor: Tensor) -> None:
@@ -104,14 +105,29 @@ class Accounting:
         """The region was closed: send its trace and what its recomputation starts from."""
         self._tracer.end_forward()
         self._send_trace()
-        wanted = [saved.operand for saved in region.living()]
-        for value in values_used(wanted, self._engine):
+        self._keep_inputs(region.living())
+
+    def _keep_inputs(self, saved: Iterable[SavedTensor]) -> None:
+        """Count what is held from forward to backward, until its memory is freed."""
+        for value in values_used([each.operand for each in saved], self._engine):
             if value.held is not None and not value.is_leaf:
-                key, nbytes = self._memory(value.held.tensor)
-                self._inputs.append(key)
-                self._kept[key] = nbytes
-                self._holds(key, nbytes)
+                memory = self._engine.memory(value.held.tensor)
+                if memory is not None and memory.key not in self._watched:
+                    self._keep(memory)
         self._report_kept()
+
+    def _keep(self, memory: Memory) -> None:
+        key, owner, nbytes = memory
+        self._kept[key] = nbytes
+        self._inputs.append(key)
+        self._watched[key] = ref(owner, partial(_freed, ref(self), key))
+        self._holds(key, nbytes)
+
+    def freed(self, key: Hashable) -> None:
+        """What was kept has been freed."""
+        if key in self._inputs:  # or all saved tensors are gone, and nothing counts any more
+            self._inputs.remove(key)
+            self._frees(key)
 
     def _report_kept(self) -> None:
         for observer, number in self._observers:
@@ -201,33 +217,14 @@ class PassAccounting(Accounting):
     ) -> None:
         super().__init__(what, observers, engine, facts)
         self._tracer = tracer
-        self._watched: dict[Hashable, ref[Any]] = {}  # memory that is kept
 
     def ended_forward(self, stages: Iterable[Region]) -> None:
-        """Tell what is kept from forward to backward, until its memory is freed."""
+        """The forward part of the pass is over."""
         self._send_trace()
-        wanted = [saved.operand for stage in stages for saved in stage.living()]
-        for value in values_used(wanted, self._engine):
-            if value.held is not None and not value.is_leaf:
-                self._keep(self._engine.memory(value.held.tensor))
-        self._report_kept()
-
-    def _keep(self, memory: Memory | None) -> None:
-        if memory is not None and memory.key not in self._watched:
-            key, owner, nbytes = memory
-            self._kept[key] = nbytes
-            self._inputs.append(key)
-            self._watched[key] = ref(owner, partial(_freed, ref(self), key))
-            self._holds(key, nbytes)
-
-    def freed(self, key: Hashable) -> None:
-        """What was kept has been freed."""
-        if key in self._inputs:  # or all saved tensors are gone, and nothing counts any more
-            self._inputs.remove(key)
-            self._frees(key)
+        self._keep_inputs(saved for stage in stages for saved in stage.living())
 
 
-def _freed(accounting: ref[PassAccounting], key: Hashable, _: Any) -> None:
+def _freed(accounting: ref[Accounting], key: Hashable, _: Any) -> None:
     if (counting := accounting()) is not None:
         counting.freed(key)
 

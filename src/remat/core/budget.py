@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from .region import Region
 from .settled import SettledPass, Step, steps_of
 from .tracing import Key, OpFacts
 
-__all__ = ["Budget"]
+__all__ = ["PLENTY", "Budget", "KeepAll", "with_backward"]
 
 _FORWARD_SHARE = (
     0.7  # of the budget is what an unplanned forward pass may hold: backward needs room
@@ -321,3 +322,29 @@ def _warn_of_more(trace: Trace, budget: int, smallest: int, reserved: int) -> No
         f"{format_bytes(needed)}. The backward of an op (an FFT, a custom Function) allocates it, "
         f"or the program holds tensors; give at least {needed} bytes, or let it allocate less",
     )
+
+
+# -- a pass that is only recorded ------------------------------------------------------------------
+
+PLENTY = 1 << 62  # bytes
+
+
+class KeepAll:
+    """The one plan of a pass that is only recorded (plans.planner.Plans)."""
+
+    memory_bytes = 0
+
+    def __init__(self, trace: Trace) -> None:
+        self._plan = Plan(frozenset(trace.saved))
+
+    def plan(self, memory_budget: int | float | str) -> Plan:
+        return self._plan
+
+
+def with_backward(trace: Trace, seconds: float) -> Trace:
+    """Return the trace with the time of backward, which is measured as a whole, spread over it."""
+    forward = trace.seconds or 1.0
+    ops = tuple(
+        dataclasses.replace(op, backward_seconds=seconds * op.seconds / forward) for op in trace.ops
+    )
+    return dataclasses.replace(trace, ops=ops)

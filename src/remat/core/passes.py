@@ -389,7 +389,6 @@ class BudgetedPass:
     def node_of(self, value: Value, *, by_region: bool) -> int:
         """Return the op for whose backward a value is saved now, and note it."""
         self._node = len(self.tracer) - 1 if by_region else self.tracer.saved_for(value)
-        self.tracer.saved(value, max(self._node, 0))
         return self._node
 
     def stage_of(self, node: int, value: Value) -> Region:
@@ -436,13 +435,15 @@ class BudgetedPass:
         saved: SavedTensor = self._region_outside().make_saved(operand)
         if value.part_of is not None or self._accounting is not None:
             # It is in memory that the pass has made, or a profiler is told of what is saved.
-            self.tracer.saved(value, max(self._node, 0))
+            self.tracer.saved(value, max(self._node, 0), saved)
         if saved.watch is None and self._node == len(self.tracer):
             self._saved_for_next.append(ref(saved))
         return saved
 
     def saves(self, saved: SavedTensor) -> None:
         saved.node = self._node
+        if not saved.value.origin.is_external:
+            self.tracer.saved(saved.value, max(self._node, 0), saved)
         if self._node <= 0:
             self._begin_accounting()
         if self._accounting is not None:

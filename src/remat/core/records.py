@@ -29,6 +29,7 @@ __all__ = [
     "Origin",
     "Value",
     "View",
+    "memory_of",
     "no_tensor",
     "value_of",
     "values_in",
@@ -236,6 +237,13 @@ class Op(NamedTuple):
 
 def value_of(operand: Operand) -> Value:
     return operand if type(operand) is Value else operand.value
+
+
+def memory_of(value: Value) -> Value:
+    """Return the value whose memory a value is in: itself, or what it is a view of."""
+    while value.base is not None:
+        value = value.base
+    return value
 
 
 def values_in(arguments: Iterable[Any]) -> Iterator[Value]:

@@ -8,7 +8,8 @@ what reads a view reads the value whose memory it is in.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
@@ -17,9 +18,9 @@ from ..plans.trace import Kind, Trace
 from ..plans.trace import Op as TracedOp
 from ..plans.trace import Value as TracedValue
 from .engine import Engine
-from .records import Made, Op, Origin, Value, value_of
+from .records import Made, Op, Origin, Value, memory_of, value_of
 
-__all__ = ["Backward", "Key", "OpFacts", "Tracer", "key_of"]
+__all__ = ["Backward", "Key", "OpFacts", "PlainOperand", "Tracer", "key_of"]
 
 Tensor = Any  # an array of the engine
 Key = tuple[Any, ...]  # what makes two ops equal
@@ -34,8 +35,21 @@ class Backward(NamedTuple):
     returns_view: bool = False  # its one gradient is a view of fewer bytes, as that of `sum`
 
 
+class PlainOperand(Protocol):
+    """An array that is no value, and that an op holds for its replay."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether only the recording holds it: what the program holds, too, belongs to that."""
+
+
 class OpFacts(Protocol):
     """What an engine knows of ops and their derivatives."""
+
+    saves_when_done: bool  # an op saves what it reads after it has run, like what it makes
 
     def name(self, func: Any) -> str: ...
 
@@ -75,6 +89,9 @@ class OpFacts(Protocol):
     def just_runs(self, func: Any) -> bool:
         """Return whether a call of an op changes nothing that a recording keeps track of."""
 
+    def plain_operands(self, op: Op) -> Iterable[PlainOperand]:
+        """Return the arrays among the operands that are no values."""
+
     def joins(self, func: Any) -> bool:
         """Return whether the gradients of what an op reads are views of that of its result."""
 
@@ -102,6 +119,9 @@ class Tracer:
         self._used: dict[int, None] = {}
         self._is_forward = True
         self._pinned: set[int] = set()
+        # Of what is saved, by op and value: weak references to saved tensors.
+        self._holders: dict[tuple[int, int], list[Callable[[], object]]] = {}
+        self._plain: dict[int, tuple[int, ref[PlainOperand]]] = {}  # by id, with the first reader
         self._paths: dict[int, str] = {}  # of modules, by id
         self._saved: set[int] = set()
         self.plain_bytes = 0  # that the pass would hold by now without checkpointing
@@ -153,6 +173,8 @@ class Tracer:
             self._facts.note_call(op, self._workspace_key(noted))
         if len(self._saves) < len(self._ops):
             self._saves.append({})
+        for operand in self._facts.plain_operands(op):
+            self._plain.setdefault(id(operand), (number, ref(operand)))
 
     def _await_death(self, value: Value, tensor: Tensor, number: int) -> None:
         died = partial(_died, ref(self), number)
@@ -163,8 +185,7 @@ class Tracer:
 
     def number(self, value: Value) -> int:
         """Return the number of a value; one that is new is an input of the pass."""
-        while value.base is not None:
-            value = value.base
+        value = memory_of(value)
         for tracer, number in value.traced:
             if tracer == self._id:
                 return number
@@ -214,6 +235,8 @@ class Tracer:
         """
         number = self.number(value)
         last = len(self._ops) - 1
+        if self._facts.saves_when_done:
+            return last
         if self._values[number].made_by != last:
             return last + 1
         op = self._ops[last]
@@ -221,13 +244,18 @@ class Tracer:
         # An op saves its output once. If it is saved again, then for the next op.
         return last if is_own and number not in self._saves[last] else last + 1
 
-    def saved(self, value: Value, node: int) -> None:
-        """Note that autograd saves a value for the backward of op `node`, which may be the next."""
+    def saved(self, value: Value, node: int, holder: object = None) -> None:
+        """Note that a value is saved for the backward of op `node`, which may be the next.
+
+        It counts if its holder, a saved tensor, is alive when the forward part is over.
+        """
         while len(self._saves) <= node:
             self._saves.append({})
         number = self.number(value)
         self._saves[node][number] = None
         self._saved.add(number)
+        holders = self._holders.setdefault((node, number), [])
+        holders.append(_nothing if holder is None else ref(holder))
 
     def needs_workspace(self, node: int, nbytes: int) -> None:
         """Note that the backward of an op takes more memory: what an inner region recomputes."""
@@ -251,6 +279,10 @@ class Tracer:
 
     def end_forward(self) -> None:
         self._is_forward = False
+        for (node, number), holders in self._holders.items():
+            if all(holder() is None for holder in holders):  # of a branch that is gone
+                self._saves[node].pop(number, None)
+        self._holders.clear()
         self._drop_last_ops()
 
     def _drop_last_ops(self) -> None:
@@ -314,7 +346,21 @@ class Tracer:
             for number, op in enumerate(self._ops)
         )
         used = tuple(node for node in self._used if node < len(ops))
-        return Trace(ops, tuple(self._finished()), used=used)
+        trace = Trace(ops, tuple(self._finished()), used=used)
+        return self._with_plain_operands(trace) if self._plain else trace
+
+    def _with_plain_operands(self, trace: Trace) -> Trace:
+        """Add the arrays that only the recording holds: as if the op that reads them made them."""
+        ops, values = list(trace.ops), list(trace.values)
+        for number, reference in self._plain.values():
+            operand = reference()
+            if operand is not None and operand.is_alone and number < len(ops):
+                op, new = ops[number], len(values)
+                ops[number] = replace(op, makes=(*op.makes, new), saves=(*op.saves, new))
+                values.append(
+                    TracedValue(operand.nbytes, number, kind=Kind.FIXED, freed_after=number)
+                )
+        return replace(trace, ops=tuple(ops), values=tuple(values))
 
     def _assign_late_saves(self) -> None:
         """Let what was saved for an op that never came be saved for the op that made it."""
@@ -416,6 +462,11 @@ def _died(tracer: ref[Tracer], number: int, _: Any) -> None:
     tracing = tracer()
     if tracing is not None:
         tracing.died(number)
+
+
+def _nothing() -> object:
+    """Stand for a holder that lives as long as the pass."""
+    return _nothing
 
 
 class _Noted(NamedTuple):

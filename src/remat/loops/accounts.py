@@ -57,6 +57,11 @@ class Account:
         self._forward: dict[Hashable, int] = {}  # held since the forward pass
         self._forward_bytes = self._forward_peak = 0
 
+    @property
+    def direct_observers(self) -> tuple[Observer, ...]:
+        """The observers that get nothing of the region around this one."""
+        return self._direct_observers
+
     def begin(self, name: str) -> None:
         self._numbers = [observer.region_ran(name) for observer in self.observers]
 
@@ -76,6 +81,11 @@ class Account:
     def inner_excess(self) -> int:
         """What plain passes of the regions inside would hold beyond what those keep."""
         return self._inner_excess
+
+    def adds_inside(self, nbytes: int) -> None:
+        """Tell the region around this one what a plain pass would hold beyond what this keeps."""
+        if self._outer is not None:
+            self._outer._inner_excess += nbytes
 
     def add_measured(self, nbytes: int, arrays: Mapping[Hashable, int]) -> None:
         """Report what a plain pass would hold from now on: bytes, and the memory of arrays."""
@@ -169,6 +179,11 @@ class LoopEvents:
         self._step_bytes = 0  # of a plain pass
         self._steps = self._pending = 0  # run forward, and not yet reported
         self._loop = object()  # for keys of its own
+
+    def adds_inside(self, nbytes: int) -> None:
+        """Tell the region around this one what a plain pass would hold beyond what this keeps."""
+        if self._outer is not None:
+            self._outer._inner_excess += nbytes
 
     def add_measured(self, tape_bytes: int, *, plain_bytes: int) -> None:
         """Note the sizes of the first step, which has just been run."""

@@ -117,7 +117,7 @@ def test_a_budget_of_all_recomputes_nothing() -> None:
     assert record.recomputed_ops == 0
 
 
-def test_the_first_pass_leaves_room_for_what_planning_takes() -> None:
+def test_the_first_pass_keeps_to_the_budget_without_a_plan() -> None:
     plain = remat.grad(steps)(LARGE, 20)
     manager = remat.CheckpointManager(memory_budget="40MB")
     records = []
@@ -126,9 +126,8 @@ def test_the_first_pass_leaves_room_for_what_planning_takes() -> None:
             assert same_bits(remat.grad(steps)(LARGE, 20), plain)
         records.append(manager.last_pass)
     first, later = records
-    assert 0 < first.plan.peak_bytes < later.plan.peak_bytes - 1_000_000
+    assert 0.3 * first.budget < first.measured_peak <= first.budget
     assert later.plan.peak_bytes > 0.9 * later.budget
-    assert later.plan.extra_seconds < first.plan.extra_seconds
     assert not first.followed
     assert later.followed
 

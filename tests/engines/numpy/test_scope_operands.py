@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import remat
-from remat.engines.numpy.recording.region import is_pure
+from remat.engines.numpy.adapter import is_pure
 
 from .oracles import same_bits
 

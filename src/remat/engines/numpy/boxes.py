@@ -155,9 +155,15 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
         if result._node.is_view or (is_array and not has_strides_of(plain(result), value)):
             result = replaced(self, ..., result)
         # (The slots are autograd's, which mypy does not see.)
+        before = self._node
         self._value = result._value  # type: ignore[misc]
         self._node = result._node  # type: ignore[misc]
-        self._node.box = weakref.ref(self)
+        before.box.leave()
+        self._node.box.bind(self)
+
+    def own_value(self) -> Any:
+        """Return the plain array, without a look at what this is a view of."""
+        return self._value
 
     def _refuse_foreign(self, result: Any) -> None:
         if not isbox(result) or result._trace != self._trace:
@@ -389,6 +395,9 @@ class TracedView(TracedArray):
         # The owner has another node when it has changed.
         self.seen = None if self.owner is None else self.owner._node
 
+    def own_value(self) -> Any:
+        return self.viewed
+
     @property
     def _value(self) -> Any:
         self._follow()
@@ -410,7 +419,7 @@ class TracedView(TracedArray):
                 "that cannot be called again; take the view after the change, or change a copy"
             )
         self._note(fresh.viewed, fresh.node)
-        self.node.box = weakref.ref(self)
+        self.node.box.bind(self)
 
     def way(self) -> tuple[Any, tuple[Link, ...]]:
         return self.owner, () if self.chain is None else self.chain.links
@@ -506,7 +515,7 @@ def captured_box(value: Any, trace: int) -> CapturedArray:
 
 def _known(box: _Box) -> _Box:
     """Let the node of a box know it, for views."""
-    box._node.box = weakref.ref(box)
+    box._node.box.bind(box)
     return box
 
 
@@ -518,7 +527,7 @@ def _box_of(value: Any, trace: int, node: Any) -> Any:
         box: TracedArray = TracedView(value, trace, node, node.origin)
     else:
         box = TracedArray(value, trace, node)
-    node.box = weakref.ref(box)
+    node.box.bind(box)
     return box
 
 

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["held_elsewhere", "memories", "nbytes", "references", "traced_memory"]
+from ...core.engine import Memory
+
+__all__ = ["held_elsewhere", "memories", "memory_behind", "nbytes", "references", "traced_memory"]
 
 _lock = threading.Lock()
 _users = 0  # of a tracemalloc that we have started
@@ -57,6 +59,12 @@ def memories(values: Iterable[Any]) -> dict[Hashable, int]:
     """Return the pieces of memory that arrays stand in: a key for each, and its bytes."""
     owners = [_owner(value) for value in values if isinstance(value, np.ndarray)]
     return {_key(owner): owner.nbytes for owner in owners}
+
+
+def memory_behind(array: Any) -> Memory:
+    """Return the memory that an array is in."""
+    owner = _owner(array)
+    return Memory(_key(owner), owner, int(owner.nbytes))
 
 
 def _owner(array: Any) -> Any:

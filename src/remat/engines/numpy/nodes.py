@@ -14,11 +14,12 @@ from autograd.numpy import fft
 from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import isbox, notrace_primitives
 
+from ...core.records import Value
 from ...errors import UnsupportedError
+from .adapter import is_pure
 from .array_function import memory_of, plain
 from .recording.constants import Constant
-from .recording.records import Value
-from .recording.region import free, is_pure, threads
+from .recording.region import threads
 from .recording.rule_templates import shape_only
 from .recording.rules import checked_rule
 from .views import Link, Origin, make_link
@@ -26,11 +27,39 @@ from .views import Link, Origin, make_link
 __all__ = ["LoggedNode", "Node", "OpLog", "cast", "memory_of", "shape_and_dtype"]
 
 
+class BoxReference:
+    """A weak reference to the traced array that a node belongs to, while the program has it.
+
+    Calling it returns the plain array. Views ask for the traced one.
+    """
+
+    __slots__ = ("_box", "on_release")
+
+    def __init__(self) -> None:
+        self._box: Any = None
+        self.on_release: Callable[[Any], None] | None = None  # called once the array is gone
+
+    def bind(self, box: Any) -> None:
+        self._box = ref(box, self.on_release)
+
+    def leave(self) -> None:
+        """The traced array belongs to another node from now on: it was changed in place."""
+        self._box = None
+        if self.on_release is not None:
+            self.on_release(None)
+
+    def traced(self) -> Any:
+        return None if self._box is None else self._box()
+
+    def __call__(self) -> Any:
+        box = self.traced()
+        return None if box is None else box.own_value()
+
+
 class Node(VJPNode):  # type: ignore[misc]
     """A node of a trace that remat started: autograd's, with an error that says what to do."""
 
     # origin: whose memory the result is in, None if its own; for a list, one for each part.
-    # box: the box that has this node, by a weak reference.
     # is_sum: of gradients, in a trace around a backward pass.
     # value: what the recording of a region knows it as; None outside of regions.
     __slots__ = (
@@ -58,7 +87,7 @@ class Node(VJPNode):  # type: ignore[misc]
             self._make_rule(value, fun, kept, kwargs, argnums, parents)
         else:
             super().__init__(value, fun, kept, kwargs, argnums, parents)
-        self.box: Any = _no_box
+        self.box = BoxReference()
         self.origin = _origin(value, fun, args, kwargs, argnums, parents)
         self.is_sum = fun in _SUMS_OF_GRADIENTS
         self.name = getattr(fun, "__name__", str(fun))
@@ -84,30 +113,11 @@ class Node(VJPNode):  # type: ignore[misc]
     def is_view(self) -> bool:
         return type(self.origin) is Origin
 
-    def leave_value(self) -> ref[Value] | None:
-        """Leave the value to rules and recomputations: the last backward pass begins.
-
-        It is freed as soon as none of them needs it. What is held is not computed again.
-        """
-        value, self.value = self.value, None
-        if value is None:
-            return None
-        if value.held is not None:
-            value.op = None
-        return ref(value)
-
-    def free(self, left: ref[Value] | None) -> None:
-        """Let go of all arrays: the backward pass has gone through this node, and is the last."""
-        self.vjp = None
-        value = None if left is None else left()
-        if value is not None:
-            free(value)
-
     def initialize_root(self, value: Any) -> None:
         super().initialize_root()
         self.is_sum = self.is_marked = False
         self.name = "an input"
-        self.box = _no_box
+        self.box = BoxReference()
         self.origin = None
         self.argnums = ()
         self.value = None
@@ -191,10 +201,6 @@ _TINY = 1 << 10  # bytes that are not worth it
 _HOLDERS = (np.ndarray, tuple, list, dict)
 
 
-def _no_box() -> None:
-    """Stands for a weak reference to nothing."""
-
-
 def _origin(value: Any, fun: Any, args: Any, kwargs: Any, argnums: Any, parents: Any) -> Any:
     """Return an `Origin` if a result is in the memory of an operand; for a list, one a part."""
     if fun is container_take:  # a part of a result looks at what the result looks at
@@ -250,7 +256,7 @@ def _is_in(array: Any, operand: Any) -> bool:
 def _origin_in(
     parent: Any, operand: Any, fun: Any, args: Any, kwargs: dict[str, Any], place: int
 ) -> Origin:
-    box = getattr(parent, "box", _no_box)()
+    box = parent.box.traced() if isinstance(parent, Node) else None
     if box is None:
         raise UnsupportedError(
             f"np.{getattr(fun, '__name__', fun)} returns a view of an array in a list; pass the "

@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 from autograd.tracer import isbox
 
+from ...core.records import Value
+from ...core.retention import drop
 from ...errors import RematError, UnsupportedError
 from ...loops import is_inside_a_region
 from ...observers import warn_once
 from ...plans.policy import Policy, as_policy
 from ...sizes import shown
 from ..region_access import RegionAccess
+from .adapter import array_bytes
 from .nodes import Node
-from .recording.records import Value
-from .recording.region import Region, close_region, drop, hold, threads
-from .tape import is_tracing
+from .recording.region import Region, close_region, hold, open_region, threads
+from .tape import is_tracing, plain
 
 __all__ = [
     "Scope",
@@ -38,7 +40,7 @@ class Scope(RegionAccess[Region]):
         self.records = is_tracing()
         self._open: Region | None = None
         if self.records:
-            self._open = threads.region = Region(name, policy)
+            self._open = open_region(name, policy=policy)
         super().__init__(self._open)
         if not self.records and not is_inside_a_region():
             warn_once(
@@ -51,7 +53,7 @@ class Scope(RegionAccess[Region]):
     @property
     def is_alive(self) -> bool:
         region = self._region()
-        return region is not None and (region is self._open or region.pending > 0)
+        return region is not None and region.is_alive
 
     def close(self, *, quiet: bool) -> None:
         region, self._open = self._open, None
@@ -107,8 +109,10 @@ def mark(array: Any) -> Any:
         node.is_marked = True
         value: Value | None = node.value
         if value is not None:
-            value.must_recompute, value.is_marked = False, True
+            value.must_recompute = False
             hold(value, array._value)
+            if threads.region is not None:
+                threads.region.marked(value)
     return array
 
 
@@ -122,9 +126,12 @@ def is_marked(array: Any) -> bool:
 def name_tensor(array: Any, name: str) -> Any:
     """Give an array a name for policies and reports."""
     value = _value_of(array)
-    if value is not None and value.region is not None:
+    region = threads.region
+    if value is not None and region is not None:
         value.name = name
-        value.region.ask(value, array._value, is_saved=False)
+        if region.retention is not None and value.op is not None:
+            region.retention.named(value, plain(array))
+            region.marked(value)
     return array
 
 
@@ -139,9 +146,9 @@ def checkpoint_tensor(array: Any, threshold: int | None) -> Any:
             "inside of the function that is differentiated, or remat.checkpoint(fn, x)"
         )
     value = _value_of(array)
-    if value is None or (threshold is not None and value.nbytes <= threshold):
+    if value is None or (threshold is not None and array_bytes(plain(array)) <= threshold):
         return array
-    array._node.is_marked = value.is_marked = False
+    array._node.is_marked = False
     if value.op is not None:
         value.must_recompute = True
         drop(value)

@@ -18,10 +18,11 @@ from autograd.util import toposort
 
 from ...errors import UnsupportedError
 from . import pickles
+from .adapter import backward_pass
 from .boxes import OpLog, captured_box, plain, root_box
 from .nodes import cast
 from .recording.constants import Constants, check_again
-from .recording.region import backward_pass, coming_to, threads
+from .recording.region import threads
 
 __all__ = [
     "Flagged",
@@ -135,19 +136,17 @@ class Recording:
         for end, seed in starts:
             add(end, seed)
         nodes = list(toposort(_Top([node for node, _ in starts])))[1:]
+        _refuse_foreign_roots(nodes, roots | numbers.keys())
+        for node in nodes if once else ():
+            node.value = None  # it belongs to rules and recomputations from now on
         for node in nodes:
-            if not node.parents and node not in roots and node not in numbers:
-                raise _foreign_root(node)
-        left = {node: node.leave_value() for node in nodes} if once else {}
-        with coming_to(node.vjp for node in nodes if node.parents):
-            for node in nodes:
-                if not node.parents:
-                    continue
-                out, _ = gathered.pop(node)
-                for parent, part in zip(node.parents, _parts(node, out), strict=True):
-                    add(parent, _fitted(node, parent, part))
-                if once:
-                    node.free(left[node])
+            if not node.parents:
+                continue
+            out, _ = gathered.pop(node)
+            for parent, part in zip(node.parents, _parts(node, out), strict=True):
+                add(parent, _fitted(node, parent, part))
+            if once:
+                node.vjp = None  # with the arrays that it holds: there is no second time
         before.update(gathered)
         return [before.get(root) if root is not None else None for root in self.roots]
 
@@ -192,6 +191,12 @@ def _fitted(node: Any, parent: Any, part: Any) -> Any:
             "arguments: bring them to a common shape first"
         )
     return cast(part, parent.dtype)
+
+
+def _refuse_foreign_roots(nodes: list[Any], roots: set[Any]) -> None:
+    for node in nodes:
+        if not node.parents and node not in roots:
+            raise _foreign_root(node)
 
 
 def _foreign_root(node: Any) -> UnsupportedError:

@@ -18,7 +18,7 @@ from ...verification import Verification
 from .captures import capture, objects_among
 from .fingerprints import fingerprint
 from .randomness import GENERATORS, GeneratorStates, Randomness
-from .segment import Segment, name_of
+from .segment import name_of, run_segment
 from .source_location import location_of_caller
 from .steps import difference_of
 from .tape import is_differentiable, plain, record, refuse_boxes, refuse_changed, zeros_like
@@ -87,7 +87,7 @@ class _Trial:
         without = self._outcome(self._plainly, self.ops)
         self._restore(numbers, buffers, random_state)
         try:
-            with_checkpoint = self._outcome(self._checkpointed)
+            with_checkpoint = self._outcome(self._checkpointed, self.ops_again)
         except RecomputeMismatchError as error:
             raise RecomputeMismatchError(f"{error}{self._first_op()}") from error
         finally:
@@ -111,7 +111,7 @@ class _Trial:
         return self.holder[0](*args, **kwargs)
 
     def _checkpointed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return Segment(self.holder[0], args, kwargs, self.options, self.ops_again).run()
+        return run_segment(self.holder[0], args, kwargs, self.options)
 
     def _outcome(self, call: Callable[..., Any], log: _Log | None = None) -> _Outcome:
         structures: list[trees.Structure] = []
@@ -159,13 +159,12 @@ class _Trial:
             if repr(other.numbers[key]) != repr(expected):  # NaN is written alike
                 yield (
                     f"{self.captures.name_of_number(key)}, which it closes over, is "
-                    f"{other.numbers[key]!r} afterwards instead of {expected!r}: on NumPy the "
-                    "function is run twice"
+                    f"{other.numbers[key]!r} afterwards instead of {expected!r}"
                 )
         for found, expected in zip(other.buffers, one.buffers, strict=True):
             words = difference_of(found, expected)
             if words:
-                yield f"an array that it closes over {words}: on NumPy the function is run twice"
+                yield f"an array that it closes over {words}"
         source = self.randomness.difference(other.random_state, one.random_state)
         if source and self.options.preserve_rng_state:
             yield f"the random state of {source} is another one afterwards"

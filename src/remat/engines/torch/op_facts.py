@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core.records import Op
+from ...core.tracing import PlainOperand
 from . import workspace
 from .schema import FUNCTION, saves_its_output, traits_of
 from .source_location import line_text, module_path
@@ -22,6 +23,7 @@ _CAT = torch.ops.aten.cat.default
 class Facts:
     """Facts about ops; those of derivatives are measured once per kind of op."""
 
+    saves_when_done = False
     name = staticmethod(str)
     place = staticmethod(line_text)
     module = staticmethod(module_path)
@@ -41,6 +43,9 @@ class Facts:
     def measure(self) -> None:
         calls, self._unmeasured = self._unmeasured, {}
         workspace.measure_workspace(calls)
+
+    def plain_operands(self, op: Op) -> Iterable[PlainOperand]:
+        return ()  # they are external values
 
     def joins(self, func: Any) -> bool:
         return func is _CAT

@@ -106,7 +106,7 @@ class _Passes(threading.local):
 
     def __init__(self) -> None:
         self.is_open = False
-        self.checked: set[Constant] = set()  # in this pass
+        self.checked: weakref.WeakSet[Constant] = weakref.WeakSet()  # in this pass
 
 
 _passes = _Passes()
@@ -116,7 +116,7 @@ _passes = _Passes()
 def checked_once() -> Iterator[None]:
     """Look at each plain array once, in a backward pass."""
     before = _passes.is_open, _passes.checked
-    _passes.is_open, _passes.checked = True, set()
+    _passes.is_open, _passes.checked = True, weakref.WeakSet()
     try:
         yield
     finally:

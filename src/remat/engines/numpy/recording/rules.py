@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from autograd.core import primitive_vjps
 
-from .constants import Constant
-from .records import Op, Value
+from ....core.records import Op, Value
+from ....core.region import SavedTensor
+from .constants import Constant, decode
 from .rule_templates import NotUnderstoodError, filled, operands_in, template_of
 
-if TYPE_CHECKING:
-    from .region import Region
-
 __all__ = ["Rule", "checked_rule", "make_rule"]
+
+
+# Returns what a rule holds instead of an array: a value that is held anyway, or a placeholder.
+Pack = Callable[[Value], SavedTensor | Value]
 
 
 class Rule:
     """What stands in a node in place of autograd's closure: `rule(gradient)`."""
 
-    __slots__ = ("__weakref__", "_template", "due_in", "needs", "number", "region", "stage")
+    __slots__ = ("_saved", "_template")
 
-    def __init__(self, region: Region, template: Any, needs: list[Value], number: int) -> None:
-        self.region = region
-        self.needs = needs
-        self.number = number  # of its op
-        self.stage = 0
-        self.due_in: object = None  # the last backward pass that was to come to it
+    def __init__(self, pack: Pack, template: Any, needs: Iterable[Value]) -> None:
+        self._saved = {value: pack(value) for value in needs}
         self._template = template
-        region.add_pending()
 
     def __call__(self, gradient: Any) -> tuple[Any, ...]:
-        self.region.provide(self)
-        try:
-            return tuple(filled(self._template, _array_of)(gradient))
-        finally:
-            self.region.used(self)
+        arrays = self._take()
+        return tuple(filled(self._template, lambda operand: _array_of(operand, arrays))(gradient))
 
-    def __del__(self) -> None:
-        self.region.end_pending()
+    def _take(self) -> dict[Value, Any]:
+        return {value: _unpack(saved) for value, saved in self._saved.items()}
 
 
 class RemadeRule(Rule):
@@ -46,21 +41,18 @@ class RemadeRule(Rule):
 
     __slots__ = ("_argnums", "_op", "_value")
 
-    def __init__(self, region: Region, op: Op, value: Value, argnums: Any) -> None:
-        super().__init__(region, None, list(dict.fromkeys([*op.reads, value])), op.number)
+    def __init__(self, pack: Pack, op: Op, value: Value, function: Any, argnums: Any) -> None:
+        super().__init__(pack, function, dict.fromkeys([*op.reads, value]))
         self._op = op
         self._value = value
         self._argnums = argnums
 
     def __call__(self, gradient: Any) -> tuple[Any, ...]:
-        self.region.provide(self)
-        try:
-            args, keywords = self._op.arguments(_array_of)
-            maker = primitive_vjps[self._op.function]
-            rule = maker(self._argnums, self._value.array, tuple(args), keywords)
-            return tuple(rule(gradient))
-        finally:
-            self.region.used(self)
+        arrays = self._take()
+        args = tuple(arrays[arg] if type(arg) is Value else decode(arg) for arg in self._op.args)
+        keywords = decode(self._op.keywords) if self._op.keywords else {}
+        maker = primitive_vjps[self._template]
+        return tuple(maker(self._argnums, arrays[self._value], args, keywords)(gradient))
 
 
 class CheckedRule:
@@ -88,22 +80,31 @@ def checked_rule(closure: Any, constants: dict[int, Constant]) -> Any:
 
 
 def make_rule(
-    region: Region, closure: Any, op: Op, value: Value, argnums: Any, operands: dict[int, Any]
+    pack: Pack,
+    closure: Any,
+    op: Op,
+    value: Value,
+    function: Any,
+    argnums: Any,
+    operands: dict[int, Any],
 ) -> Any:
     """Return what takes the place of a rule: itself, if it holds no operand."""
     try:
         template = template_of(closure, operands)
     except NotUnderstoodError:
-        return RemadeRule(region, op, value, argnums)
+        return RemadeRule(pack, op, value, function, argnums)
     if template is closure:
         return closure
-    needs = [operand for operand in operands_in(template) if type(operand) is Value]
-    return Rule(region, template, needs, op.number)
+    needs = (operand for operand in operands_in(template) if type(operand) is Value)
+    return Rule(pack, template, needs)
 
 
-def _array_of(operand: Value | Constant) -> Any:
-    if type(operand) is Value:
-        array = operand.array
-        assert array is not None, "a value is neither held nor was it computed again"
-        return array
-    return operand.array()
+def _unpack(saved: SavedTensor | Value) -> Any:
+    if type(saved) is Value:
+        assert saved.held is not None
+        return saved.held.tensor
+    return saved.take()
+
+
+def _array_of(operand: Value | Constant, arrays: dict[Value, Any]) -> Any:
+    return arrays[operand] if type(operand) is Value else operand.array()

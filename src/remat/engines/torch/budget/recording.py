@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,15 +10,15 @@ import torch
 from torch import Tensor
 
 from .... import trees
+from ....core.budget import PLENTY, KeepAll, with_backward
 from ....errors import UnsupportedError
-from ....plans import Plan, Trace
+from ....plans import Trace
 from ..diagnostics.verify import left_as_found
 from ..referenced_tensors import referenced_tensors
 from .manager import Budget
 
 __all__ = ["record_trace"]
 
-_PLENTY = 1 << 62  # bytes
 _NO_GRADIENT = (
     "the function has no gradient: none of its results is computed by ops on tensors from a "
     "parameter or input that requires grad"
@@ -39,25 +38,13 @@ def record_trace(
         for _ in range(2):
             with left_as_found(owned.buffers):
                 trace, seconds = _record(function, args, kwargs, list(owned.sources.values()))
-    return _with_backward(trace, seconds)
-
-
-class _KeepAll:
-    """The one plan of a pass that is only recorded (plans.planner.Plans)."""
-
-    memory_bytes = 0
-
-    def __init__(self, trace: Trace) -> None:
-        self._plan = Plan(frozenset(trace.saved))
-
-    def plan(self, memory_budget: int | float | str) -> Plan:
-        return self._plan
+    return with_backward(trace, seconds)
 
 
 def _record(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], sources: list[Any]
 ) -> tuple[Trace, float]:
-    budget = Budget(_PLENTY, _KeepAll)
+    budget = Budget(PLENTY, KeepAll)
     if not budget.can_begin():
         raise UnsupportedError(
             "a pass is recorded on its own: call this outside of checkpointed regions, scopes, "
@@ -84,12 +71,3 @@ def _backward(result: Any, sources: list[Any]) -> float:
     began = time.perf_counter()
     torch.autograd.grad(ends, starts, [torch.ones_like(end) for end in ends], allow_unused=True)
     return time.perf_counter() - began
-
-
-def _with_backward(trace: Trace, seconds: float) -> Trace:
-    """Return the trace with the time of backward, which is measured as a whole, spread over it."""
-    forward = trace.seconds or 1.0
-    ops = tuple(
-        dataclasses.replace(op, backward_seconds=seconds * op.seconds / forward) for op in trace.ops
-    )
-    return dataclasses.replace(trace, ops=ops)
