@@ -180,11 +180,6 @@ class LoopEvents:
         self._steps = self._pending = 0  # run forward, and not yet reported
         self._loop = object()  # for keys of its own
 
-    def adds_inside(self, nbytes: int) -> None:
-        """Tell the region around this one what a plain pass would hold beyond what this keeps."""
-        if self._outer is not None:
-            self._outer._inner_excess += nbytes
-
     def add_measured(self, tape_bytes: int, *, plain_bytes: int) -> None:
         """Note the sizes of the first step, which has just been run."""
         self._tape_bytes = tape_bytes

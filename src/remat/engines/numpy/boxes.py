@@ -155,7 +155,7 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
         if result._node.is_view or (is_array and not has_strides_of(plain(result), value)):
             result = replaced(self, ..., result)
         # (The slots are autograd's, which mypy does not see.)
-        before = self._node
+        before: Node = self._node  # type: ignore[has-type]
         self._value = result._value  # type: ignore[misc]
         self._node = result._node  # type: ignore[misc]
         before.box.leave()

@@ -97,9 +97,10 @@ class Region(region.Region):
         self._attend(op, value, array, seconds)  # it may be held before the rule asks for it
         if value.op is None:
             return is_understood
-        arrays = dict(zip(op.reads, (args[i] for i in node.argnums), strict=True)) | {value: array}
+        known = dict(zip(op.reads, (args[i] for i in node.argnums), strict=True))
+        known[value] = array
         node.vjp = make_rule(
-            lambda needed: self.pack(needed, arrays[needed]),
+            lambda needed: self.pack(needed, known[needed]),
             *(node.vjp, op, value, function, node.argnums, operands),
         )
         if self.is_attended:
