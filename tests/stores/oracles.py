@@ -1,9 +1,14 @@
-"""Rounding by exact fractions: slow, and nothing of it is used by what it judges."""
+"""Rounding by exact fractions, and what the operating system says of open files.
+
+Slow, and nothing of it is used by what it checks.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 from fractions import Fraction
+from pathlib import Path
 
 from hypothesis import strategies as st
 
@@ -45,3 +50,14 @@ def numbers(dtype: str) -> st.SearchStrategy[float]:
         near_the_middle(dtype),
         st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, largest, 5e-324]),
     )
+
+
+def open_files(directory: Path) -> list[Path]:
+    """Return paths to the files below a directory that this process has open, named or not."""
+    found = [Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    # (The one that lists this folder is closed by now.)
+    return [path for path in found if path.is_symlink() and _is_below(os.readlink(path), directory)]
+
+
+def _is_below(file: str, directory: Path) -> bool:
+    return file.startswith(f"{directory.resolve()}/")
