@@ -9,8 +9,8 @@ from math import isqrt
 from typing import Literal
 
 from ..errors import BudgetTooSmallError
-from ..html_table import html_table
 from ..sizes import counted, format_bytes, parse_bytes, shown
+from ..tables import Table
 from .actions import Schedule, Sizes
 from .blocks import Blocks, best_blocks
 from .check import amount, options_by_name, whole_number
@@ -81,16 +81,14 @@ class LoopPlan:
         )
 
     def _repr_html_(self) -> str:
-        headings, rows = self.cells()
-        title = f"Schedules for {counted(self.steps, 'step')}"
-        return html_table(headings, rows, title=title, notes=[f"* best: {self.reason}"])
+        return self.table(self.reason).html()
 
-    def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Return a table as text: headings, and one schedule a row, the best first and marked."""
+    def table(self, reason: str) -> Table:
+        """Return one schedule a row, the best first and marked, and why it is."""
         options = (self.best, *self.alternatives)
         with_disk = any(option.disk_slots for option in options)
         headings = ["schedule", "evaluations", "per step", "cost", "peak"]
-        return headings + ["on disk"] * with_disk, [
+        rows = [
             [
                 f"{'*' if option is self.best else ' '} {option.name}",
                 f"{option.evaluations:,}",
@@ -101,6 +99,9 @@ class LoopPlan:
             ]
             for option in options
         ]
+        title = f"Schedules for {counted(self.steps, 'step')}"
+        headings += ["on disk"] * with_disk
+        return Table(headings, rows, title, notes=[f"* best: {reason}"])
 
     def _amount(self, peak: int) -> str:
         return format_bytes(peak) if self.unit == "bytes" else counted(peak, "state")
