@@ -135,9 +135,10 @@ def _fit(tensor: Tensor, other: Tensor) -> Tensor:
 def _drop(tensor: Tensor) -> Tensor:
     """Drop a tensor where that means anything."""
     try:
-        return remat.checkpoint(tensor)
+        dropped: Tensor = remat.checkpoint(tensor)
     except remat.UnsupportedError:
         return tensor
+    return dropped
 
 
 # -- with and without remat ------------------------------------------------------------------------

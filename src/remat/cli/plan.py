@@ -8,7 +8,7 @@ from typing import Any
 import remat
 
 from ..reports.plots import check_plot_path, plot_schedule
-from ..schedules import Disk, LoopPlan, Option
+from ..schedules import Disk, LoopPlan, ScheduleOption
 from ..sizes import counted, parse_budget
 from .arguments import (
     at_least,
@@ -154,5 +154,5 @@ def _plan_as_dict(plan: LoopPlan) -> dict[str, Any]:
     }
 
 
-def _options(plan: LoopPlan) -> tuple[Option, ...]:
+def _options(plan: LoopPlan) -> tuple[ScheduleOption, ...]:
     return plan.best, *plan.alternatives

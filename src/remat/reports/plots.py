@@ -145,7 +145,7 @@ def plot_frontier(
 # -- a schedule --------------------------------------------------------------------------------
 
 
-class Segment(NamedTuple):
+class Line(NamedTuple):
     """A straight line from (work, position) to (work, position)."""
 
     start: tuple[float, float]
@@ -156,11 +156,11 @@ class Segment(NamedTuple):
 class SchedulePaths:
     """A schedule as lines: steps ahead, steps back, and how long states and tapes are held."""
 
-    ahead: list[Segment] = field(default_factory=list)
-    back: list[Segment] = field(default_factory=list)
-    states: list[Segment] = field(default_factory=list)
-    on_disk: list[Segment] = field(default_factory=list)
-    tapes: list[Segment] = field(default_factory=list)
+    ahead: list[Line] = field(default_factory=list)
+    back: list[Line] = field(default_factory=list)
+    states: list[Line] = field(default_factory=list)
+    on_disk: list[Line] = field(default_factory=list)
+    tapes: list[Line] = field(default_factory=list)
     work: int = 0
 
 
@@ -183,15 +183,15 @@ def plot_schedule(
     figure, axes = _figure(title)
     paths = schedule_paths(actions)
     thin = min(1.6, max(0.4, 400 / max(1, paths.work)))
-    for segments, colour, width, label in (
+    for lines, colour, width, label in (
         (paths.tapes, _GREEN, thin, "tape held"),
         (paths.states, _GREY, thin, "state held in memory"),
         (paths.on_disk, _BROWN, 1.5 * thin, "state held on disk"),
         (paths.ahead, _BLUE, 2 * thin, "steps ahead"),
         (paths.back, _RED, 2 * thin, "steps back"),
     ):
-        if segments:
-            _draw(axes, segments, colour, width, label)
+        if lines:
+            _draw(axes, lines, colour, width, label)
     axes.set_xlim(0, max(1, paths.work))
     axes.set_ylim(0, max(1, steps))
     axes.grid(visible=False)  # it would look like held states
@@ -241,10 +241,10 @@ class _Tracer:
     def _run(self, start: int, stop: int) -> None:
         self._line(self.paths.ahead, start, stop)
 
-    def _line(self, lines: list[Segment], start: int, stop: int) -> None:
+    def _line(self, lines: list[Line], start: int, stop: int) -> None:
         before = self.paths.work
         self.paths.work += abs(stop - start)
-        lines.append(Segment((before, start), (self.paths.work, stop)))
+        lines.append(Line((before, start), (self.paths.work, stop)))
 
     def _use_up(self, step: int) -> None:
         self._let_go(Tier.MEMORY, step)
@@ -257,9 +257,7 @@ class _Tracer:
         bars = {Tier.DISK: self.paths.on_disk, Tier.TAPE: self.paths.tapes}
         # A tape belongs to the step, which lies between two states.
         height = step + 0.5 if tier is Tier.TAPE else step
-        bars.get(tier, self.paths.states).append(
-            Segment((since, height), (self.paths.work, height))
-        )
+        bars.get(tier, self.paths.states).append(Line((since, height), (self.paths.work, height)))
 
 
 # -- matplotlib --------------------------------------------------------------------------------
@@ -281,9 +279,9 @@ def _figure(title: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _draw(axes: Axes, segments: list[Segment], colour: str, width: float, label: str) -> None:
+def _draw(axes: Axes, lines: list[Line], colour: str, width: float, label: str) -> None:
     # One broken line, not a collection of lines: a NaN lifts the pen, and agg draws it fast.
-    xs, ys = zip(*_points(segments), strict=True)
+    xs, ys = zip(*_points(lines), strict=True)
     axes.plot(xs, ys, color=colour, linewidth=width, label=label, solid_capstyle="butt")
 
 
@@ -296,8 +294,8 @@ def _explain_lines(figure: Figure, axes: Axes) -> None:
         line.set_linewidth(2)  # thin lines show no colour
 
 
-def _points(segments: list[Segment]) -> Iterator[tuple[float, float]]:
-    for start, end in segments:
+def _points(lines: list[Line]) -> Iterator[tuple[float, float]]:
+    for start, end in lines:
         yield start
         yield end
         yield float("nan"), float("nan")
