@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from fractions import Fraction
 from pathlib import Path
 
+import pytest
 from hypothesis import strategies as st
 
 FORMATS = {"bfloat16": (8, -126), "float16": (11, -14)}  # digits, smallest exponent of normals
@@ -61,3 +63,19 @@ def open_files(directory: Path) -> list[Path]:
 
 def _is_below(file: str, directory: Path) -> bool:
     return file.startswith(f"{directory.resolve()}/")
+
+
+class HeldUp:
+    """Holds a method up, in whichever thread it is called, until it may go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.started = threading.Event()
+        self.go_on = threading.Event()
+        real = getattr(owner, name)
+
+        def method(*args: object) -> object:
+            self.started.set()
+            assert self.go_on.wait(600)
+            return real(*args)
+
+        monkeypatch.setattr(owner, name, method)

@@ -19,7 +19,7 @@ from remat.engines.torch.arrays import TorchArrays
 from remat.stores import DiskStore, scratch_file
 from remat.stores.scratch_file import ScratchFile
 
-from .oracles import open_files
+from .oracles import HeldUp, open_files
 
 
 @pytest.fixture
@@ -322,25 +322,17 @@ def test_measuring_leaves_nothing_behind(store, tmp_path: Path) -> None:
 
 
 def test_what_is_dropped_while_it_is_read_ahead_is_not_kept_in_memory(store, monkeypatch) -> None:
-    reading, go_on = threading.Event(), threading.Event()
-    real = ScratchFile.read
-
-    def read_range(*args):
-        reading.set()
-        assert go_on.wait(600)
-        return real(*args)
-
     checkpoints = store.open(NumpyArrays())
     for key in range(2):
         checkpoints.put(key, [np.full(3, float(key))])
     settled(checkpoints)
     below = checkpoints._held[0]
-    monkeypatch.setattr(ScratchFile, "read", read_range)
+    reading = HeldUp(monkeypatch, ScratchFile, "read")
     checkpoints._read_ahead(below)
-    assert reading.wait(600)
+    assert reading.started.wait(600)
     checkpoints.drop(0)
     checkpoints.put(0, [np.full(3, 7.0)])  # into the same range
-    go_on.set()
+    reading.go_on.set()
     settled(checkpoints)
     assert checkpoints._ahead is None
     assert below.parts is None

@@ -20,7 +20,7 @@ from remat.errors import StoreError
 from remat.stores import DiskStore
 from remat.stores.scratch_file import ScratchFile
 
-from .oracles import open_files
+from .oracles import HeldUp, open_files
 from .test_disk import settled
 
 START = """
@@ -164,23 +164,15 @@ def test_a_pass_that_nobody_refers_to_is_gone_at_once(tmp_path: Path) -> None:
 
 
 def test_closing_frees_what_waits(tmp_path: Path, monkeypatch) -> None:
-    started, go_on = threading.Event(), threading.Event()
-    real = ScratchFile.write
-
-    def write(*args):
-        started.set()
-        assert go_on.wait(600)
-        return real(*args)
-
-    monkeypatch.setattr(ScratchFile, "write", write)
+    writing = HeldUp(monkeypatch, ScratchFile, "write")
     checkpoints = DiskStore(tmp_path).open(NumpyArrays())
     arrays = [np.ones(10), np.ones(10)]
     seen = [weakref.ref(array) for array in arrays]
     for key in range(2):
         checkpoints.put(key, [arrays[key]])
     del arrays
-    assert started.wait(600)
-    threading.Timer(0.05, go_on.set).start()
+    assert writing.started.wait(600)
+    threading.Timer(0.05, writing.go_on.set).start()
     checkpoints.close()
     gc.collect()
     assert [reference() for reference in seen] == [None, None]

@@ -14,15 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from ..errors import RematError
 from ..reports.memory import MeasuredPass
 from ..sizes import format_bytes
 from ..tables import Table
 
-__all__ = ["DemoResult", "compare", "measure_apart", "progress_bars", "report"]
+__all__ = ["DemoResult", "compare", "measure_apart", "report"]
 
 # A fresh process finds its modules where this one does, also if that is no installed remat. Why as
 # __main__? To remat the demo is then what it would be to a user: a program, not remat.
@@ -57,17 +54,6 @@ def compare(
     found = [("peak memory", *peaks, f"{memory:.1%}"), ("time", *seconds, f"{time:.2f} x")]
     table = Table(("", plain.name, other.name, "ratio"), found + rows)
     return {**facts, "memory_ratio": memory, "time_ratio": time}, table
-
-
-def progress_bars(*, shown: bool = True) -> Progress:
-    return Progress(
-        TextColumn("{task.description:>10}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        disable=not shown,
-    )
 
 
 # -- a process of its own --------------------------------------------------------------------------

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 import remat
-from remat.demo import DemoResult, compare, measure_apart, progress_bars, report
+from remat.demo import DemoResult, compare, measure_apart, report
 from remat.reports.memory import MemorySampler
+from remat.reports.progress import rich_bars
 from remat.sizes import counted
 
 __all__ = ["run_simulation_demo"]
@@ -113,7 +114,7 @@ def plain_pass(
     steps: int, size: int, checkpoints: int = 0, *, progress: bool = True
 ) -> tuple[float, Array]:
     """Differentiate an ordinary Python loop."""
-    with progress_bars(shown=progress) as bars:
+    with rich_bars(shown=progress) as bars:
         forward = bars.add_task("forward", total=steps)
         backward = bars.add_task("backward", total=None, start=False)  # its progress is unknown
 

@@ -7,9 +7,10 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import remat
-from remat.demo import DemoResult, compare, measure_apart, progress_bars, report
+from remat.demo import DemoResult, compare, measure_apart, report
 from remat.errors import UnsupportedError
 from remat.reports.memory import MemorySampler
+from remat.reports.progress import rich_bars
 from remat.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def train(model: str, steps: int, memory_budget: int | None) -> dict[str, Any]:
     manager = (
         remat.CheckpointManager(memory_budget=memory_budget) if memory_budget else nullcontext()
     )
-    with progress_bars() as progress, MemorySampler(0.005) as sampler, manager:
+    with rich_bars() as progress, MemorySampler(0.005) as sampler, manager:
         for _ in progress.track(range(steps), description=f"{model}, {name}"):
             sampler.begin_step()  # objects of plans that stay are no memory of a step
             began = time.perf_counter()
