@@ -170,7 +170,7 @@ class DiskCheckpoints(CheckpointsByKey[_Checkpoint]):
         if key in self._held:
             self.drop(key)
         self._held[key] = checkpoint
-        # Why not if writes wait? Its range may be one that was dropped and is still written to.
+        # Only if no write is under way: it may be to the same range, of a dropped checkpoint.
         if self._is_small(checkpoint) and not self._writes:
             start = time.perf_counter()
             checkpoint.write()
@@ -219,7 +219,7 @@ class DiskCheckpoints(CheckpointsByKey[_Checkpoint]):
             raise StoreError("these checkpoints on disk were removed: their pass is over")
 
     def _collect(self, in_flight: int) -> None:
-        """Take note of writes that are done; wait until so few others are in flight."""
+        """Remember failures of writes that are done; wait until so few are in flight."""
         while self._writes and (len(self._writes) > in_flight or self._writes[0].done()):
             error = None if self._writes[0].cancelled() else self._writes[0].exception()
             self._writes.popleft()

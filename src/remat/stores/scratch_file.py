@@ -55,18 +55,19 @@ class ScratchFile:
         return self._end - size
 
     def release(self, start: int, size: int) -> None:
-        """Free a range. Writes must come in the order in which their ranges were allocated."""
-        free: list[tuple[int, int]] = []
+        """Free a range. Later writes to it must come after those that are still under way."""
         if not size:
             return
+        free: list[tuple[int, int]] = []
         for first, last in sorted([*self._free, (start, start + size)]):
             if free and free[-1][1] == first:
                 free[-1] = free[-1][0], last
             else:
                 free.append((first, last))
-        if free[-1][1] == self._end:
-            self._end = free.pop()[0]
-        self._free = free
+        is_last = free[-1][1] == self._end
+        end = free.pop()[0] if is_last else self._end
+        self._free = free  # first: an interrupt in between loses room, and shares none
+        self._end = end
 
     def _check_space(self, size: int) -> None:
         try:
