@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> DiskStore:
     return DiskStore(tmp_path)
 
 
-def settled(checkpoints) -> None:
+def idle(checkpoints) -> None:
     """Wait until the thread has nothing to do."""
     checkpoints._executor.submit(lambda: None).result(600)
 
@@ -72,7 +72,7 @@ def test_tensors(store: DiskStore) -> None:
     half = torch.randn(7).bfloat16()
     for key in range(4):
         checkpoints.put(key, [image + key, half, image.mT, 3.0, half])
-    settled(checkpoints)
+    idle(checkpoints)
     for key in reversed(range(4)):
         a, b, c, d, e = checkpoints.get(key)
         assert torch.equal(a, image + key)
@@ -90,7 +90,7 @@ def test_tensors_lie_where_kernels_like_them(store: DiskStore) -> None:
     sizes = [1, 3, 17, 1000, 4099, 65536]
     for key in range(4):
         checkpoints.put(key, [torch.randn(size) for size in sizes])
-    settled(checkpoints)
+    idle(checkpoints)
     for key in reversed(range(4)):
         assert [leaf.data_ptr() % 64 for leaf in checkpoints.get(key)] == [0] * len(sizes)
     checkpoints.close()
@@ -99,7 +99,7 @@ def test_tensors_lie_where_kernels_like_them(store: DiskStore) -> None:
 @settings(max_examples=40)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["put", "get", "drop", "settle"]), st.integers(0, 5)), max_size=30
+        st.tuples(st.sampled_from(["put", "get", "drop", "wait"]), st.integers(0, 5)), max_size=30
     )
 )
 def test_any_order_of_calls_is_that_of_a_dict(tmp_path_factory, calls) -> None:
@@ -109,8 +109,8 @@ def test_any_order_of_calls_is_that_of_a_dict(tmp_path_factory, calls) -> None:
         if verb == "put":
             known[key] = np.full(3, float(number))
             checkpoints.put(key, [known[key]])
-        elif verb == "settle":
-            settled(checkpoints)
+        elif verb == "wait":
+            idle(checkpoints)
         elif key in known:
             if verb == "get":
                 np.testing.assert_array_equal(checkpoints.get(key)[0], known[key])
@@ -120,7 +120,7 @@ def test_any_order_of_calls_is_that_of_a_dict(tmp_path_factory, calls) -> None:
         assert sorted(checkpoints) == sorted(known)
         assert checkpoints.nbytes == 24 * len(known)
         assert bytes_in_use(checkpoints) == checkpoints.nbytes
-    settled(checkpoints)
+    idle(checkpoints)
     # All six keys at once, and the one that replaces another.
     assert os.fstat(checkpoints._file._file.fileno()).st_size <= 24 * 7
     checkpoints.close()
@@ -130,7 +130,7 @@ def test_any_order_of_calls_is_that_of_a_dict(tmp_path_factory, calls) -> None:
 def test_only_the_owner_may_look(store: DiskStore, tmp_path: Path) -> None:
     checkpoints = store.open(NumpyArrays())
     checkpoints.put(0, [np.ones(3)])
-    settled(checkpoints)
+    idle(checkpoints)
     (file,) = open_files(tmp_path)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert file.stat().st_nlink == 0  # nobody can open it by a name, and nothing stays of it
@@ -144,7 +144,7 @@ def test_the_file_is_raw_bytes(store: DiskStore, tmp_path: Path) -> None:
     checkpoints = store.open(NumpyArrays())
     one, other = np.arange(3.0), np.arange(4, dtype=np.int16)
     checkpoints.put(0, [one, "a word", other, one])
-    settled(checkpoints)
+    idle(checkpoints)
     (file,) = open_files(tmp_path)
     assert file.read_bytes() == one.tobytes() + other.tobytes()
     assert checkpoints.nbytes == 32
@@ -204,7 +204,7 @@ def test_at_most_two_wait_in_memory(store, monkeypatch) -> None:
         assert sum(c.parts is not None for c in list(checkpoints._held.values())) <= 2
         gate.passes.release()
     thread.join(20)
-    settled(checkpoints)
+    idle(checkpoints)
     assert done == list(range(6))
     assert all(checkpoint.parts is None for checkpoint in checkpoints._held.values())
     checkpoints.close()
@@ -219,7 +219,7 @@ def test_a_checkpoint_that_is_dropped_before_its_turn_is_not_written(store, monk
     checkpoints.drop(1)
     checkpoints.drop(0)  # while it is being written
     gate.passes.release(2)
-    settled(checkpoints)
+    idle(checkpoints)
     assert gate.written == 1
     assert bytes_in_use(checkpoints) == 0
     checkpoints.close()
@@ -237,10 +237,10 @@ def test_the_nearest_one_below_is_read_ahead_and_no_other(store, monkeypatch) ->
     checkpoints = store.open(NumpyArrays())
     for key in range(0, 10, 2):
         checkpoints.put(key, [np.full(100, key)])
-    settled(checkpoints)
+    idle(checkpoints)
     for key in (8, 6, 4):
         np.testing.assert_array_equal(checkpoints.get(key)[0], np.full(100, key))
-        settled(checkpoints)
+        idle(checkpoints)
         checkpoints.drop(key)
         assert checkpoints._ahead[1].done()
         assert all(c.parts is None for c in checkpoints._held.values())
@@ -248,12 +248,12 @@ def test_the_nearest_one_below_is_read_ahead_and_no_other(store, monkeypatch) ->
     assert read == [(4, True), (3, False), (2, False), (1, False)]
     read.clear()
     checkpoints.put(8, [np.zeros(100)])
-    settled(checkpoints)
+    idle(checkpoints)
     np.testing.assert_array_equal(
         checkpoints.get(0)[0], np.zeros(100)
     )  # another than the one ahead
     np.testing.assert_array_equal(checkpoints.get(2)[0], np.full(100, 2))
-    settled(checkpoints)
+    idle(checkpoints)
     assert read == [(0, True), (0, False)]
     checkpoints.close()
 
@@ -261,7 +261,7 @@ def test_the_nearest_one_below_is_read_ahead_and_no_other(store, monkeypatch) ->
 def test_what_is_handed_out_is_not_held(store) -> None:
     checkpoints = store.open(NumpyArrays())
     checkpoints.put(0, [np.ones(3)])
-    settled(checkpoints)
+    idle(checkpoints)
     checkpoints.get(0)[0][:] = 7  # (nobody may; the file knows better all the same)
     np.testing.assert_array_equal(checkpoints.get(0)[0], np.ones(3))
     checkpoints.close()
@@ -296,7 +296,7 @@ def test_large_checkpoints_go_in_chunks(store, monkeypatch) -> None:
     checkpoints = store.open(NumpyArrays())
     array = np.random.default_rng(0).random(1234)
     checkpoints.put(0, [array, array[:5].copy()])
-    settled(checkpoints)
+    idle(checkpoints)
     np.testing.assert_array_equal(checkpoints.get(0)[0], array)
     checkpoints.close()
 
@@ -308,7 +308,7 @@ def test_short_writes_and_reads_go_on(store, monkeypatch) -> None:
     checkpoints = store.open(NumpyArrays())
     array = np.random.default_rng(0).random(100)
     checkpoints.put(0, [array])
-    settled(checkpoints)
+    idle(checkpoints)
     np.testing.assert_array_equal(checkpoints.get(0)[0], array)
     checkpoints.close()
 
@@ -325,7 +325,7 @@ def test_what_is_dropped_while_it_is_read_ahead_is_not_kept_in_memory(store, mon
     checkpoints = store.open(NumpyArrays())
     for key in range(2):
         checkpoints.put(key, [np.full(3, float(key))])
-    settled(checkpoints)
+    idle(checkpoints)
     below = checkpoints._held[0]
     reading = HeldUp(monkeypatch, ScratchFile, "read")
     checkpoints._read_ahead(below)
@@ -333,7 +333,7 @@ def test_what_is_dropped_while_it_is_read_ahead_is_not_kept_in_memory(store, mon
     checkpoints.drop(0)
     checkpoints.put(0, [np.full(3, 7.0)])  # into the same range
     reading.go_on.set()
-    settled(checkpoints)
+    idle(checkpoints)
     assert checkpoints._ahead is None
     assert below.parts is None
     np.testing.assert_array_equal(checkpoints.get(0)[0], np.full(3, 7.0))

@@ -16,7 +16,7 @@ from remat.stores import DiskStore, disk
 from remat.stores.scratch_file import ScratchFile
 
 from .oracles import open_files
-from .test_disk import settled
+from .test_disk import idle
 
 pytestmark = pytest.mark.at_once
 
@@ -74,7 +74,7 @@ def test_a_slow_disk_is_left_to_the_thread(checkpoints, monkeypatch) -> None:
         checkpoints.put(key, [np.full(10, float(key))])
     for key in (2, 1, 0):
         assert checkpoints.get(key)[0][0] == key
-    settled(checkpoints)
+    idle(checkpoints)
     assert waited == [threading.main_thread().name, "remat disk store_0", "remat disk store_0"]
 
 

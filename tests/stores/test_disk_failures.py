@@ -17,7 +17,7 @@ from remat.stores import DiskStore, scratch_file
 from remat.stores.scratch_file import ScratchFile
 
 from .oracles import open_files
-from .test_disk import settled
+from .test_disk import idle
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def written(checkpoints, *keys: int) -> None:
     """Store states, until they are on disk."""
     for key in keys:
         checkpoints.put(key, [np.full(1000, float(key))])
-    settled(checkpoints)
+    idle(checkpoints)
 
 
 def truncate(file: Path) -> str:
@@ -78,7 +78,7 @@ def test_a_damaged_file_that_is_read_ahead_is_found_out(checkpoints, tmp_path, d
     written(checkpoints, 1, 2)
     words = damage(*open_files(tmp_path))
     checkpoints._read_ahead(checkpoints._held[1])
-    settled(checkpoints)
+    idle(checkpoints)
     with pytest.raises(StoreError, match=words):
         checkpoints.get(1)
     checkpoints.close()

@@ -21,7 +21,7 @@ from remat.stores import DiskStore
 from remat.stores.scratch_file import ScratchFile
 
 from .oracles import HeldUp, open_files
-from .test_disk import settled
+from .test_disk import idle
 
 START = """
 import os, sys, threading, numpy as np
@@ -118,7 +118,7 @@ def test_another_process_and_another_pass_change_nothing(tmp_path: Path) -> None
     store = DiskStore(tmp_path)
     checkpoints = store.open(NumpyArrays())
     checkpoints.put(0, [np.ones(3)])
-    settled(checkpoints)
+    idle(checkpoints)
     done = run("", tmp_path)  # another process
     assert done.returncode == 0, done.stderr
     store.open(NumpyArrays()).close()  # another pass
@@ -149,9 +149,9 @@ def test_a_pass_that_nobody_refers_to_is_gone_at_once(tmp_path: Path) -> None:
         seen = weakref.ref(array)
         for key in range(4):
             checkpoints.put(key, [array])
-        settled(checkpoints)
+        idle(checkpoints)
         checkpoints.get(3)
-        settled(checkpoints)  # a read that is under way would be finished first
+        idle(checkpoints)  # a read that is under way would be finished first
         (thread,), executor = checkpoints._executor._threads, weakref.ref(checkpoints._executor)
         del checkpoints, array
         assert open_files(tmp_path) == []
@@ -226,7 +226,7 @@ def test_many_passes_leave_no_open_files(tmp_path: Path) -> None:
 def test_a_pass_of_another_process_is_neither_used_nor_removed(tmp_path: Path, monkeypatch) -> None:
     checkpoints = DiskStore(tmp_path).open(NumpyArrays())
     checkpoints.put(0, [np.ones(3)])
-    settled(checkpoints)
+    idle(checkpoints)
     with monkeypatch.context() as other:
         other.setattr(os, "getpid", lambda: -1)
         with pytest.raises(StoreError, match="is a fork"):
