@@ -154,7 +154,7 @@ SECTIONS = (
         "plans",
         "Plans for recorded passes",
         "`remat.plans.plan_trace` on passes of five networks that were recorded once: seconds of\n"
-        "recomputation, of forward and backward together, by the judge. All but the planning time\n"
+        "recomputation, of forward and backward together, as simulated. All but the planning time\n"
         "is deterministic. The optimum over stages is an integer programme, where it is solved in\n"
         "a minute; the limit is 1.05 of it. Peers: `torch.utils.checkpoint` around every block,\n"
         "`checkpoint_sequential`, selective checkpointing that saves matmuls, and a knapsack that\n"

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import remat
-from remat.cli import demo, entry, main, plan
+from remat import cli
+from remat.cli import demo, main, plan
 from remat.schedules import Disk
 
 PLAN = ["plan", "--steps", "100", "--checkpoints", "5"]
@@ -68,7 +69,7 @@ def test_no_command_shows_the_help(capfd):
 
 
 def examples():
-    texts = (entry._EXAMPLES, plan._PLAN_EXAMPLES)
+    texts = (cli._EXAMPLES, plan._PLAN_EXAMPLES)
     lines = [line.split("  ")[1] for text in texts for line in text.splitlines() if "  re" in line]
     return [line for line in lines if line.startswith("remat plan")]
 
@@ -244,10 +245,10 @@ def test_a_reader_that_leaves_early_is_no_error():
 
 
 def test_an_interrupt_is_exit_code_130(capfd, monkeypatch):
-    def interrupted(size):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "run_demo", interrupted)
+    monkeypatch.setattr(demo, "run_simulation_demo", interrupted)
     assert run(capfd, "demo") == (130, "", "remat: interrupted\n")
 
 
@@ -256,7 +257,7 @@ def test_an_interrupt_is_exit_code_130(capfd, monkeypatch):
 
 def test_a_demo_from_the_shell(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "remat.cli", *DEMO],
+        [sys.executable, "-m", "remat", *DEMO],
         capture_output=True,
         text=True,
         check=True,

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import remat
-from remat import cli, training_demo
+from remat import cli
+from remat.demo import training
+from remat.reports.memory import MeasuredPass
 
 from .test_cli import _in_an_empty_folder, png_size, run  # noqa: F401  (a fixture for all)
 
@@ -44,32 +46,26 @@ def test_a_small_network_is_trained_within_its_budget(monkeypatch):
     """As the test above, in this process: peaks are those that remat counts."""
     plain_peak = remat.memory_report(*small_network()).peak_bytes
 
-    def here(demo, budget):
-        report = training_demo._train(demo.model, demo.steps, budget)
-        return {**report, "peak_bytes": plain_peak if budget is None else budget}
+    def here(module, name, settings, *_, **__):
+        report = training.train(**settings)
+        peak = settings["memory_budget"] or plain_peak
+        return MeasuredPass(name, report["seconds"], peak), report
 
-    monkeypatch.setattr(training_demo, "_in_fresh_process", here)
-    monkeypatch.setattr(training_demo, "_gpt", small_network)
-    found = training_demo.run_training_demo(training_demo.TrainingDemo("gpt", 0.6, 4))
-    assert found.budget_bytes == int(0.6 * plain_peak)
-    assert found.loss_difference == 0
-    assert found.as_dict()["memory_ratio"] == pytest.approx(0.6, rel=0.01)
+    monkeypatch.setattr(training, "measure_apart", here)
+    monkeypatch.setattr(training, "_gpt", small_network)
+    found = training.run_training_demo("gpt", 0.6, 4)
+    assert found.facts["budget_bytes"] == found.budget == int(0.6 * plain_peak)
+    assert found.facts["loss_difference"] == 0
+    assert found.facts["memory_ratio"] == pytest.approx(0.6, rel=0.01)
 
 
 def test_the_table_of_a_training(capfd, monkeypatch):
-    def fresh(demo, budget):
-        peak = 1000 if budget is None else 390
-        losses = [2.0, 1.0] if budget is None else [2.0, 0.75]
-        seconds = 1.0 if budget is None else 1.25
-        return {
-            "losses": losses,
-            "seconds": seconds,
-            "peak_bytes": peak,
-            "curve_seconds": [0.0],
-            "curve_bytes": [0],
-        }
+    def fresh(module, name, settings, *_, **__):
+        if settings["memory_budget"] is None:
+            return MeasuredPass(name, 1.0, 1000), {"losses": [2.0, 1.0]}
+        return MeasuredPass(name, 1.25, 390), {"losses": [2.0, 0.75]}
 
-    monkeypatch.setattr(training_demo, "_in_fresh_process", fresh)
+    monkeypatch.setattr(training, "measure_apart", fresh)
     assert cli.main(["demo", "--model", "gpt", "--budget", "0.4", "--no-plot"]) == 0
     out = capfd.readouterr().out
     for word in ("1.0 KB", "390 B", "39.0%", "400 B", "97.5% used", "1.25 x", "0.25", "other"):

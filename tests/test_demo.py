@@ -11,53 +11,61 @@ import pytest
 
 import remat
 from remat import demo
-from remat.demo import DemoSize, initial_fields, plain_pass, reaction, run_demo, target
+from remat.demo.simulation import (
+    initial_fields,
+    plain_pass,
+    reaction,
+    run_simulation_demo,
+    target,
+)
 
-SMALL = DemoSize(steps=40, size=16, checkpoints=5)
+STEPS, SIZE = 40, 16
+SMALL = {"steps": STEPS, "size": SIZE, "checkpoints": 5}
 
 
-def mismatch(fields, feed, size):
+def mismatch(fields, feed):
     step = reaction(feed)
-    for _ in range(size.steps):
+    for _ in range(STEPS):
         fields = step(fields)
-    return float(np.sum((fields[1] - target(size.size)) ** 2))
+    return float(np.sum((fields[1] - target(SIZE)) ** 2))
 
 
 def test_the_gradient_is_that_of_finite_differences():
     """The oracle: the simulation in plain NumPy, a little to either side."""
-    loss, gradient = plain_pass(SMALL, progress=False)
-    (food, eater), feed = initial_fields(SMALL.size)
-    assert loss == mismatch((food, eater), feed, SMALL)
+    loss, gradient = plain_pass(STEPS, SIZE, progress=False)
+    (food, eater), feed = initial_fields(SIZE)
+    assert loss == mismatch((food, eater), feed)
     direction = np.random.default_rng(0).standard_normal(gradient.shape)
 
     def beside(distance):
         changes = distance * direction
-        return mismatch((food + changes[0], eater + changes[1]), feed + changes[2], SMALL)
+        return mismatch((food + changes[0], eater + changes[1]), feed + changes[2])
 
     slope = (beside(1e-5) - beside(-1e-5)) / 2e-5
     assert np.sum(gradient * direction) == pytest.approx(slope, rel=1e-6)
 
 
 def test_both_passes_have_the_same_loss_and_gradient():
-    result = run_demo(SMALL)
-    assert result.loss == plain_pass(SMALL, progress=False)[0]
-    assert result.gradient_difference <= 1e-13 * result.gradient_largest
-    assert result.plain.seconds > 0 < result.checkpointed.seconds
+    result = run_simulation_demo(**SMALL)
+    assert result.facts["loss"] == plain_pass(STEPS, SIZE, progress=False)[0]
+    assert result.facts["gradient_difference"] <= 1e-13 * result.facts["gradient_largest"]
+    assert all(measured.seconds > 0 for measured in result.passes)
 
 
 def test_the_curves_belong_to_the_peaks():
-    result = run_demo(DemoSize(steps=100, size=48))
-    assert result.size.checkpoints == 10
-    for measured in (result.plain, result.checkpointed):
+    result = run_simulation_demo(steps=100, size=48)
+    assert result.facts["checkpoints"] == 10
+    for measured in result.passes:
         assert len(measured.curve_seconds) == len(measured.curve_bytes) > 1
         assert max(measured.curve_bytes) <= measured.peak_bytes
-    assert result.checkpointed.peak_bytes < result.plain.peak_bytes / 2
+    plain, checkpointed = result.passes
+    assert checkpointed.peak_bytes < plain.peak_bytes / 2
 
 
 def test_a_pass_that_dies_is_reported_with_the_remedy(monkeypatch):
     monkeypatch.setattr(demo, "_BOOT", "import sys; sys.exit(9)")
     with pytest.raises(remat.RematError, match=r"plain pass ended with exit code 9.*--steps"):
-        run_demo(SMALL)
+        run_simulation_demo(**SMALL)
 
 
 def test_the_child_is_ended_when_waiting_for_it_fails(monkeypatch):
@@ -71,7 +79,7 @@ def test_the_child_is_ended_when_waiting_for_it_fails(monkeypatch):
 
     monkeypatch.setattr(subprocess, "Popen", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_demo(DemoSize(steps=5000, size=16))
+        run_simulation_demo(steps=5000, size=16)
     assert [child.returncode is not None for child in started] == [True]
 
 
@@ -99,7 +107,7 @@ def test_an_interrupt_that_another_thread_takes_does_not_orphan_the_child(monkey
     monkeypatch.setattr(subprocess, "Popen", InterruptedAtBirth)
     try:
         with pytest.raises(KeyboardInterrupt):
-            run_demo(DemoSize(steps=5000, size=16))
+            run_simulation_demo(steps=5000, size=16)
         assert [child.returncode is not None for child in started] == [True]
     finally:
         for child in started:
@@ -139,7 +147,7 @@ def test_an_interrupt_leaves_nothing_behind(moment, megabytes, tmp_path):
     folder.mkdir()
     source = str(Path(remat.__file__).parents[1])  # a relative PYTHONPATH means nothing elsewhere
     with subprocess.Popen(
-        [sys.executable, "-m", "remat.cli", "demo", "--steps", "2000", "--size", "64"],
+        [sys.executable, "-m", "remat", "demo", "--steps", "2000", "--size", "64"],
         cwd=folder,
         env={**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": source},
         stdout=subprocess.PIPE,

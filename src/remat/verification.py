@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .html_table import html_table
 from .sizes import counted
+from .tables import Table
 
 __all__ = ["Verification"]
 
@@ -41,7 +41,7 @@ class Verification:
         rows = [(f"{word}s", f"{n:,}") for word, n in self._counts().items()]
         rows.append(("random state", "yes" if self.random_state else "no"))
         title = f"{self.function}: the same with and without checkpointing"
-        return html_table(("compared", ""), rows, title=title)
+        return Table(("compared", ""), rows, title).html()
 
     def _counts(self) -> dict[str, int]:
         return {

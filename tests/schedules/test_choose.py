@@ -10,8 +10,8 @@ from remat.schedules import (
     Disk,
     Mixed,
     Multistage,
-    Option,
     Revolve,
+    ScheduleOption,
     Sizes,
     Tier,
     plan_loop,
@@ -181,7 +181,7 @@ def a_tape_of(tape: int, *, state: int, shared: int = 0) -> dict:
     }
 
 
-def options_of(plan) -> list[Option]:
+def options_of(plan) -> list[ScheduleOption]:
     return [plan.best, *plan.alternatives]
 
 

@@ -1,4 +1,4 @@
-"""The judge, on schedules written out by hand."""
+"""The simulator, on schedules written out by hand."""
 
 import pytest
 

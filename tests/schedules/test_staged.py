@@ -1,4 +1,4 @@
-"""States on disk at equal distances, judged by running them on integers."""
+"""States on disk at equal distances, checked by running them on integers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ UNLIKE = [Sizes(1, 1, 0), Sizes(1, 2, 1), Sizes(1, 4, 1), Sizes(2, 5, 2), Sizes(
 @thorough
 def test_it_costs_what_it_says(steps, part, block, slots, sizes) -> None:
     schedule = Staged(steps, part, block, slots, 2.0, 3.0)
-    judged = simulate(schedule, steps, memory=schedule.peak(sizes), sizes=sizes)
-    reads, writes = judged.reads[Tier.DISK], judged.writes[Tier.DISK]
-    assert judged.evaluations == schedule.evaluations
-    assert schedule.cost == judged.evaluations + 2 * writes + 3 * reads
+    cost = simulate(schedule, steps, memory=schedule.peak(sizes), sizes=sizes)
+    reads, writes = cost.reads[Tier.DISK], cost.writes[Tier.DISK]
+    assert cost.evaluations == schedule.evaluations
+    assert schedule.cost == cost.evaluations + 2 * writes + 3 * reads
     assert writes == reads == schedule.disk_slots
-    assert judged.peak_disk == schedule.disk_slots * sizes.state
+    assert cost.peak_disk == schedule.disk_slots * sizes.state
 
 
 @given(steps, st.integers(0, 5), st.integers(1, 9), st.integers(1, 4))

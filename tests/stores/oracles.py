@@ -1,10 +1,17 @@
-"""Rounding by exact fractions: slow, and nothing of it is used by what it judges."""
+"""Rounding by exact fractions, and what the operating system says of open files.
+
+Slow, and nothing of it is used by what it checks.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import threading
 from fractions import Fraction
+from pathlib import Path
 
+import pytest
 from hypothesis import strategies as st
 
 FORMATS = {"bfloat16": (8, -126), "float16": (11, -14)}  # digits, smallest exponent of normals
@@ -45,3 +52,30 @@ def numbers(dtype: str) -> st.SearchStrategy[float]:
         near_the_middle(dtype),
         st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, largest, 5e-324]),
     )
+
+
+def open_files(directory: Path) -> list[Path]:
+    """Return paths to the files below a directory that this process has open, named or not."""
+    found = [Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    # (The one that lists this folder is closed by now.)
+    return [path for path in found if path.is_symlink() and _is_below(os.readlink(path), directory)]
+
+
+def _is_below(file: str, directory: Path) -> bool:
+    return file.startswith(f"{directory.resolve()}/")
+
+
+class HeldUp:
+    """Holds a method up, in whichever thread it is called, until it may go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.started = threading.Event()
+        self.go_on = threading.Event()
+        real = getattr(owner, name)
+
+        def method(*args: object) -> object:
+            self.started.set()
+            assert self.go_on.wait(600)
+            return real(*args)
+
+        monkeypatch.setattr(owner, name, method)

@@ -1,4 +1,4 @@
-"""Shelves in memory keep the very leaves that were put there."""
+"""Checkpoints in memory keep the very leaves that were put there."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from remat.stores import MemoryStore
 
 
 def test_the_very_leaves_come_back() -> None:
-    shelf = MemoryStore().open(NumpyArrays())
+    checkpoints = MemoryStore().open(NumpyArrays())
     leaves = [np.ones(3), 7, "text", None]
-    shelf.put(4, leaves)
+    checkpoints.put(4, leaves)
     leaves.clear()  # the list is the caller's
-    shelf.get(4).clear()
-    assert [type(leaf) for leaf in shelf.get(4)] == [np.ndarray, int, str, type(None)]
-    assert shelf.get(4)[0] is shelf.get(4)[0]
-    assert shelf.exact
-    assert shelf.error == 0.0
+    checkpoints.get(4).clear()
+    assert [type(leaf) for leaf in checkpoints.get(4)] == [np.ndarray, int, str, type(None)]
+    assert checkpoints.get(4)[0] is checkpoints.get(4)[0]
+    assert checkpoints.exact
+    assert checkpoints.error == 0.0
 
 
 def test_bytes_are_counted_once_for_what_is_one_array() -> None:
-    shelf = MemoryStore().open(NumpyArrays())
+    checkpoints = MemoryStore().open(NumpyArrays())
     array = np.ones(10)
-    shelf.put(0, [array, array, 3.0])
-    shelf.put(1, [np.ones(5, np.float32)])
-    assert shelf.nbytes == 80 + 20
-    shelf.put(1, [])
-    assert shelf.nbytes == 80
+    checkpoints.put(0, [array, array, 3.0])
+    checkpoints.put(1, [np.ones(5, np.float32)])
+    assert checkpoints.nbytes == 80 + 20
+    checkpoints.put(1, [])
+    assert checkpoints.nbytes == 80
 
 
 def test_keys_come_and_go() -> None:
-    shelf = MemoryStore().open(NumpyArrays())
+    checkpoints = MemoryStore().open(NumpyArrays())
     for key in (3, 1, 2):
-        shelf.put(key, [np.full(2, key)])
-    assert sorted(shelf) == [1, 2, 3]
-    for key in shelf:  # may be dropped on the way
-        shelf.drop(key)
-    assert 3 not in shelf
+        checkpoints.put(key, [np.full(2, key)])
+    assert sorted(checkpoints) == [1, 2, 3]
+    for key in checkpoints:  # may be dropped on the way
+        checkpoints.drop(key)
+    assert 3 not in checkpoints
     with pytest.raises(KeyError):
-        shelf.get(3)
-    shelf.put(5, [1])
-    shelf.close()
-    shelf.close()
-    assert list(shelf) == []
-    assert shelf.nbytes == 0
+        checkpoints.get(3)
+    checkpoints.put(5, [1])
+    checkpoints.close()
+    checkpoints.close()
+    assert list(checkpoints) == []
+    assert checkpoints.nbytes == 0
 
 
 def test_one_store_serves_many_passes() -> None:

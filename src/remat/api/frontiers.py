@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 from ..engines.locate import ScopeEngine, engine_of_call
 from ..plans import Plan, Trace
 from ..reports.budget import MemoryReport
-from ..reports.tables import Grid
 from ..sizes import format_bytes, parse_bytes, shown
+from ..tables import Table
 from .wrapped import refuse_module_class
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ class Frontier:
 
     def table(self) -> str:
         """Return the curve as text."""
-        return self._grid().text()
+        return self._table().text() + "\n"
 
-    def _grid(self) -> Grid:
+    def _table(self) -> Table:
         rows = [
             (
                 format_bytes(point.peak_bytes),
@@ -71,7 +71,7 @@ class Frontier:
             f"{self.slowdown(self.knee):.2f} x the time of a plain pass"
         )
         headings = ("peak memory", "of plain", "time")
-        return Grid("Peak memory against time", headings, rows, notes=[knee])
+        return Table(headings, rows, "Peak memory against time", notes=[knee])
 
     def _shown(self) -> list[FrontierPoint]:
         """Return about twenty points, evenly over the memory, with both ends and the knee."""
@@ -112,7 +112,7 @@ class Frontier:
         )
 
     def _repr_html_(self) -> str:
-        return self._grid().html()
+        return self._table().html()
 
 
 def _rounded_up(nbytes: int) -> str:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import importlib.util
 import platform
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
-
 import remat
+
+from ..tables import Table
 
 __all__ = ["DEVICES", "Check", "CheckReport", "run_checks"]
 
@@ -46,15 +47,9 @@ class CheckReport:
 
     def table(self) -> Table:
         """Return a table for the terminal."""
-        table = Table(title=f"remat check: {self.device}", title_justify="left")
-        table.add_column("check")
-        table.add_column("result")
-        table.add_column("what was found", overflow="fold")
-        styles = {"ok": "green", "FAILED": "bold red", "skipped": "dim"}
-        for check in self.checks:
-            status = f"[{styles[check.status]}]{check.status}[/]"
-            table.add_row(check.name, status, check.detail.replace("[", "\\["))
-        return table
+        headings = ("check", "result", "what was found")
+        rows = [(c.name, c.status, textwrap.fill(c.detail, 60)) for c in self.checks]
+        return Table(headings, rows, f"remat check: {self.device}", names=3)
 
     def line(self) -> str:
         """Return one line for a bug report."""

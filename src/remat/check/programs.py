@@ -1,12 +1,17 @@
-"""Random programs: ops, views, in-place writes, random numbers and nested regions.
+"""Random programs on tensors, as source text: ops, views, writes, draws, aliases, nested regions.
 
-A program is its seed: what it does next is drawn from a generator of Python as it runs. It runs the
-same with and without checkpointing, because remat runs Python code once.
+A program is a function of `run`, a leaf `w` that requires grad and a constant `c`. Its statements
+work on a list `v` of matrices with float entries, or views and parts of such. Regions are functions
+of the list that are called through `run`.
+
+There is no `.data` in them: autograd does not count what is written through it, and its own
+gradients are wrong then.
 """
 
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,75 +21,143 @@ from torch.nn import functional as F
 
 import remat
 
-__all__ = ["compare", "result_of"]
+__all__ = ["compare", "compiled", "draw", "result_of"]
 
 Run = Callable[..., Any]
-_ROWS, _COLUMNS = 6, 8
-_LENGTH = 8
+
+MAKING = [
+    "{a}.sin()",
+    "{a}.exp().clamp(max=3)",
+    "{a}.tanh() * 2",
+    "{a} * {b}.mean()",
+    "{a} + fit({b}, {a})",
+    "{a} * fit({b}, {a})",
+    "{a}.abs()",
+    "({a} @ fit({b}, {a}).transpose(0, 1)) @ {a} / 8",
+    "torch.where({a} > 0, {a}, fit({b}, {a}))",
+    "torch.cat([{a}, fit({b}, {a})])[: len({a})]",
+    "torch.full_like({a}, 0.5) * {b}.sum()",
+    "{a}.index_select(0, torch.arange(len({a}), device={a}.device).flip(0))",
+    "{a}.cumsum(0).sigmoid()",
+    "{a}.clone()",
+    "{a}.sort(0).values",
+    "{a}.softmax(-1)",
+    "F.gelu({a})",
+    "F.layer_norm({a}, {a}.shape[-1:])",
+    "F.scaled_dot_product_attention({a}[None], fit({b}, {a})[None], {a}[None] + 1)[0]",
+    "{a} * ({a}.detach().sum().item() > 0)",  # a decision that the host takes
+]
+VIEWS = [
+    "{a}[1:3]",
+    "{a}[:, 1:]",
+    "{a}.t().t()",
+    "{a}.view_as({a})",
+    "{a}.detach()",
+    "{a}[::2]",
+    "{a}.unsqueeze(0)[0]",
+    "{a}.narrow(0, 0, 1)",
+]
+WRITES = [
+    "{a}.mul_(1.5)",
+    "{a}.add_(fit({b}, {a}))",
+    "{a}.sin_()",
+    "{a}.zero_()",
+    "{a}[0] = {b}[0, 0] * 2",
+    "{a}[1:].copy_(fit({b}, {a})[1:])",
+    "{a}.clamp_(-1, 1)",
+    "{a}.masked_fill_({b}.sum() > 0, 0.25)",
+    "{a}.copy_(fit({b}, {a}))",
+    "{a}.index_add_(0, torch.tensor([0], device={a}.device), fit({b}, {a})[:1])",
+    "{a} += 0.5",
+    "torch._foreach_add_([{a}, {b}], 1.0)",
+    "{a}.unsqueeze_(0).squeeze_(0)",
+    "{a}.detach().mul_(0.9)",
+]
+RANDOM = [
+    "F.dropout({a}, 0.3)",
+    "F.dropout({a}, 0.5, training=False)",
+    "{a} * torch.rand({a}.shape, device={a}.device)",
+    "{a} * torch.empty({a}.shape, device={a}.device).bernoulli_(0.5)",
+]
+RANDOM_WRITES = ["{a}.uniform_()", "{a}.normal_()", "{a}.bernoulli_(0.5)"]
+MARKS = ["remat.mark_checkpoint({a})", "drop({a})"]
 
 
-def _same_shape(a: Tensor, b: Tensor) -> Tensor:
-    return b if b.shape == a.shape else b.mean().expand(a.shape)
+def draw(seed: int, *, length: int = 9) -> str:
+    """Return the source of a program."""
+    rng = random.Random(seed)
+    lines = ["def program(run, w, c):", "    v = [w * 1, c, w * 2]"]
+    lines += _block(rng, length, indent="    ", depth=0)
+    lines += ["    return [t for t in v if t.requires_grad], w"]
+    return "\n".join(lines)
 
 
-def _attention(a: Tensor, b: Tensor) -> Tensor:
-    a, b = a.unsqueeze(0), _same_shape(a, b).unsqueeze(0)
-    return F.scaled_dot_product_attention(a, b, a + b).squeeze(0)
+def _block(rng: random.Random, length: int, *, indent: str, depth: int) -> list[str]:
+    lines: list[str] = []
+    for _ in range(length):
+        chance = rng.random()
+        if chance < 0.18 and depth < 3:
+            lines.append(f"{indent}def region{depth}(v):")
+            inner = _block(rng, rng.randint(2, 6), indent=indent + "    ", depth=depth + 1)
+            lines += [*inner, f"{indent}    return v"]
+            lines.append(f"{indent}v = run(region{depth}, v)")
+        elif chance < 0.24:
+            lines.append(f"{indent}with torch.no_grad():")
+            lines += [indent + "    " + _statement(rng) for _ in range(rng.randint(1, 2))]
+        elif chance < 0.28:
+            lines.append(f"{indent}v.pop(0) if len(v) > 3 else None")
+        else:
+            lines.append(indent + _statement(rng))
+    return lines
 
 
-MAKING: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
-    lambda a, b: a.sin(),
-    lambda a, b: a.exp().clamp(max=3),
-    lambda a, b: a * _same_shape(a, b),
-    lambda a, b: a + _same_shape(a, b),
-    lambda a, b: (a @ _same_shape(a, b).transpose(0, 1)) @ a / 8,
-    lambda a, b: a.softmax(-1),
-    lambda a, b: F.layer_norm(a, a.shape[-1:]),
-    lambda a, b: F.gelu(a),
-    lambda a, b: torch.where(a > 0, a, _same_shape(a, b)),
-    lambda a, b: a.cumsum(0).sigmoid(),
-    lambda a, b: torch.cat([a, _same_shape(a, b)])[: len(a)],
-    lambda a, b: a.index_select(0, torch.arange(len(a), device=a.device).flip(0)),
-    _attention,
-    lambda a, b: a * (a.detach().sum().item() > 0),  # a decision that the host takes
-)
-VIEWS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
-    lambda a, b: a[1:] if len(a) > 2 else a,
-    lambda a, b: a.transpose(0, 1).transpose(0, 1),
-    lambda a, b: a.view_as(a),
-    lambda a, b: a.unsqueeze(0)[0],
-    lambda a, b: a.detach(),
-)
-WRITING: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
-    lambda a, b: a.mul_(1.5),
-    lambda a, b: a.add_(_same_shape(a, b)),
-    lambda a, b: a.clamp_(-1, 1),
-    lambda a, b: a[:1].zero_(),
-    lambda a, b: a.copy_(_same_shape(a, b).clone()),
-)
-DRAWING: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
-    lambda a, b: F.dropout(a, 0.3),
-    lambda a, b: a * torch.rand(a.shape, device=a.device),
-    lambda a, b: a + torch.empty_like(a).normal_(),
-    lambda a, b: F.dropout(a, 0.5, training=False),
-)
-KINDS, WEIGHTS = (MAKING, VIEWS, WRITING, DRAWING), (9, 3, 3, 2)
+def _statement(rng: random.Random) -> str:
+    a, b = (f"v[{rng.randrange(-3, 3)}]" for _ in range(2))
+    kinds = [MAKING, VIEWS, WRITES, RANDOM, RANDOM_WRITES, MARKS]
+    (kind,) = rng.choices(kinds, [9, 4, 6, 1.5, 1, 1])
+    text = rng.choice(kind).format(a=a, b=b)
+    return text if kind in (WRITES, RANDOM_WRITES, MARKS) else f"v.append({text})"
 
 
-def _plain(function: Callable[..., Any], tensors: list[Tensor]) -> Any:
+def compiled(source: str) -> Run:
+    names = {"torch": torch, "F": F, "remat": remat, "fit": _fit, "drop": _drop}
+    scope: dict[str, Any] = dict(names)
+    exec(compile(source, "<random program>", "exec"), scope)
+    program: Run = scope["program"]
+    return program
+
+
+def _fit(tensor: Tensor, other: Tensor) -> Tensor:
+    """Return a tensor, or a number made of it if it has not the shape of the other."""
+    return tensor if tensor.shape == other.shape else tensor.mean().expand(other.shape)
+
+
+def _drop(tensor: Tensor) -> Tensor:
+    """Drop a tensor where that means anything."""
+    try:
+        dropped: Tensor = remat.checkpoint(tensor)
+    except remat.UnsupportedError:
+        return tensor
+    return dropped
+
+
+# -- with and without remat ------------------------------------------------------------------------
+
+
+def _plain(function: Run, tensors: list[Tensor]) -> Any:
     return function(tensors)
 
 
-def _scope(function: Callable[..., Any], tensors: list[Tensor]) -> Any:
+def _scope(function: Run, tensors: list[Tensor]) -> Any:
     with remat.CheckpointScope("check"):
         return function(tensors)
 
 
-def _with_policy(function: Callable[..., Any], tensors: list[Tensor]) -> Any:
+def _with_policy(function: Run, tensors: list[Tensor]) -> Any:
     return remat.checkpoint(function, tensors, policy=remat.policies.save_matmuls)
 
 
-def _keeps_random(function: Callable[..., Any], tensors: list[Tensor]) -> Any:
+def _keeps_random(function: Run, tensors: list[Tensor]) -> Any:
     return remat.checkpoint(function, tensors, preserve_rng_state=False)
 
 
@@ -94,37 +167,12 @@ APIS: tuple[Run, ...] = (remat.checkpoint, _scope, _with_policy, _keeps_random)
 def result_of(seed: int, device: torch.device, run: Run) -> list[Tensor]:
     """Run a program; return its results, its gradient and a random number drawn after it."""
     torch.manual_seed(seed)
-    leaf = torch.linspace(-1, 1, _ROWS * _COLUMNS).view(_ROWS, _COLUMNS).to(device)
-    leaf.requires_grad_()
-    rng = random.Random(seed)
-    tensors = _statements(rng, [leaf * 1, leaf.sin()], run, depth=0)
-    results = [tensor for tensor in tensors if tensor.requires_grad]
-    total = sum(((tensor * tensor).mean() for tensor in results), leaf.sum() * 0)
+    w = torch.linspace(-1, 1, 48).view(6, 8).to(device).requires_grad_()
+    results, _ = compiled(draw(seed))(run, w, torch.full((6, 8), 0.3, device=device))
+    total = sum(((tensor * tensor).mean() for tensor in results), w.sum() * 0)
     total.backward()
-    assert leaf.grad is not None
-    return [*(tensor.detach() for tensor in results), leaf.grad, torch.rand(2, device=device)]
-
-
-def _statements(rng: random.Random, tensors: list[Tensor], run: Run, depth: int) -> list[Tensor]:
-    tensors = list(tensors)
-    for _ in range(_LENGTH if depth == 0 else rng.randint(2, 5)):
-        if depth < 3 and rng.random() < (0.5 if depth == 0 else 0.2):
-            inner = random.Random(rng.random())
-            tensors = run(lambda v, r=inner: _statements(r, v, run, depth + 1), tensors)
-        else:
-            _statement(rng, tensors)
-    return tensors
-
-
-def _statement(rng: random.Random, tensors: list[Tensor]) -> None:
-    (kind,) = rng.choices(KINDS, WEIGHTS)
-    a, b = (tensors[rng.randrange(len(tensors))] for _ in range(2))
-    if kind is WRITING and rng.random() < 0.8:
-        a = a * 0.9  # memory that autograd has not saved: most writes are valid then
-        tensors.append(a)
-    made = rng.choice(kind)(a, b)
-    if kind is not WRITING:
-        tensors.append(made)
+    assert w.grad is not None
+    return [*(tensor.detach() for tensor in results), w.grad, torch.rand(2, device=device)]
 
 
 def compare(seed: int, device: torch.device) -> str | None:
@@ -136,13 +184,15 @@ def compare(seed: int, device: torch.device) -> str | None:
     try:
         expected = result_of(seed, device, _plain)
         again = result_of(seed, device, _plain)
-    except RuntimeError:
+    except (RuntimeError, IndexError):
         return None
     if not _equal(expected, again):
         return None
     api = APIS[seed % len(APIS)]
     try:
-        found = result_of(seed, device, api)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", remat.RematWarning)
+            found = result_of(seed, device, api)
     except remat.ModifiedInputError:
         return None
     except RuntimeError as error:

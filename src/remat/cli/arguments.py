@@ -1,14 +1,25 @@
-"""Arguments of the command line: help texts, and how numbers and sizes are read."""
+"""What commands share: help texts, how numbers and sizes are read, JSON, names of options."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 from ..sizes import parse_bytes
 
-__all__ = ["at_least", "cost", "default", "size", "size_or_fraction", "texts"]
+__all__ = [
+    "at_least",
+    "cost",
+    "default",
+    "in_options",
+    "print_json",
+    "size",
+    "size_or_fraction",
+    "texts",
+]
 
 
 def texts(description: str, examples: str) -> dict[str, Any]:
@@ -71,3 +82,23 @@ def cost(text: str) -> float:
     if not 0 <= cost < float("inf"):
         raise argparse.ArgumentTypeError(f"a number of at least 0, got {text!r}")
     return cost
+
+
+_OPTIONS = {
+    "memory_bytes": "--memory",
+    "state_bytes": "--state-bytes",
+    "tape_bytes": "--tape-bytes",
+    "num_checkpoints": "--checkpoints",
+    "disk_slots": "--disk",
+    "write_cost": "--disk-write",
+    "read_cost": "--disk-read",
+}
+
+
+def in_options(text: str) -> str:
+    """Name options of the command line where the library names its arguments."""
+    return re.sub(rf"\b({'|'.join(_OPTIONS)})\b", lambda found: _OPTIONS[found[0]], text)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, indent=2))

@@ -39,7 +39,7 @@ def add_check(commands: Any) -> None:
 def _check(arguments: argparse.Namespace) -> int:
     with Console(stderr=True).status("checking") as status:
         report = run_checks(arguments.device, quick=arguments.quick, progress=status.update)
-    Console().print(report.table())
+    print(report.table().text())
     print("For a bug report:")
     print(report.line())
     return 0 if report.all_held else 1

@@ -11,8 +11,7 @@ from typing import Any
 import remat
 
 from ..reports.plots import check_plot_path
-from .arguments import texts
-from .output import print_json
+from .arguments import print_json, texts
 
 __all__ = ["add_frontier"]
 

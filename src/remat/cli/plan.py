@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from rich.console import Console
-
 import remat
 
 from ..reports.plots import check_plot_path, plot_schedule
-from ..reports.tables import plan_table
-from ..schedules import Disk, LoopPlan, Option
+from ..schedules import Disk, LoopPlan, ScheduleOption
 from ..sizes import counted, parse_budget
-from .arguments import at_least, cost, size, size_or_fraction, texts
-from .output import in_options, print_json
+from .arguments import (
+    at_least,
+    cost,
+    in_options,
+    print_json,
+    size,
+    size_or_fraction,
+    texts,
+)
 
 __all__ = ["add_plan"]
 
@@ -78,9 +82,7 @@ def _plan(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print_json(_plan_as_dict(plan))
         return
-    console = Console()
-    console.print(plan_table(plan))
-    console.print(f"* best: {in_options(plan.reason)}", markup=False, highlight=False)
+    print(plan.table(in_options(plan.reason)).text())
     if picture:
         print(f"The schedule over time: {picture}")
 
@@ -152,5 +154,5 @@ def _plan_as_dict(plan: LoopPlan) -> dict[str, Any]:
     }
 
 
-def _options(plan: LoopPlan) -> tuple[Option, ...]:
+def _options(plan: LoopPlan) -> tuple[ScheduleOption, ...]:
     return plan.best, *plan.alternatives

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..schedules import Disk, Online, Schedule, Tier
 from ..sizes import parse_budget
-from ..stores import DiskStore, MemoryStore, Shelf, Store
+from ..stores import Checkpoints, DiskStore, MemoryStore, Store
 from .options import Budget, LoopOptions, Measured, parse_memory
 from .protocols import LoopObserver, LoopSteps, Progress
 from .runner import LoopRun
@@ -254,7 +254,9 @@ class UnknownLength:
         return parse_budget(self._budget, whole=0) // _stored_bytes(self._store, steps, initial)
 
 
-def _shelves(store: Store, steps: LoopSteps[Any, Any], *, two_tiers: bool) -> Mapping[Tier, Shelf]:
+def _shelves(
+    store: Store, steps: LoopSteps[Any, Any], *, two_tiers: bool
+) -> Mapping[Tier, Checkpoints]:
     if isinstance(store, MemoryStore):
         return {}  # states are held as they are
     return {Tier.DISK if two_tiers else Tier.MEMORY: store.open(steps.arrays)}

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from ..errors import BudgetTooSmallError
 from ..schedules import (
-    Account,
     Action,
     Advance,
     Backward,
@@ -24,6 +23,7 @@ from ..schedules import (
     Revolve,
     Save,
     Schedule,
+    ScheduleCost,
     Staged,
     StoreAll,
     Tape,
@@ -258,7 +258,7 @@ _OWN = (Blocks, Given, Mixed, Multistage, Revolve, Staged, StoreAll, Uniform)
 
 
 @lru_cache(maxsize=32)
-def _simulated(schedule: Schedule) -> Account:
+def _simulated(schedule: Schedule) -> ScheduleCost:
     return simulate(schedule, schedule.steps)
 
 

@@ -21,7 +21,7 @@ from typing import Any, Generic, NamedTuple, assert_never
 
 from ..errors import RecomputeMismatchError
 from ..schedules import Action, Advance, Backward, Drop, IllegalMoveError, Restore, Save, Tape, Tier
-from ..stores import RoundingShelf, Shelf
+from ..stores import Checkpoints, RoundedCheckpoints
 from .protocols import Gradient, Held, LoopObserver, Recorded, State, StepOperations
 
 __all__ = ["LoopRun"]
@@ -35,7 +35,7 @@ class _TierStorage(Generic[Held]):
     """The states that are held in one tier: as they are, or in a store."""
 
     def __init__(
-        self, operations: StepOperations[Any, Held, Any, Any], shelf: Shelf | None
+        self, operations: StepOperations[Any, Held, Any, Any], shelf: Checkpoints | None
     ) -> None:
         self._operations = operations
         self._shelf = shelf
@@ -67,7 +67,7 @@ class _TierStorage(Generic[Held]):
 
     def rounded(self, held: Held) -> Held | None:
         """Return a state as it would come back from here; None if the store cannot tell."""
-        if not isinstance(self._shelf, RoundingShelf):
+        if not isinstance(self._shelf, RoundedCheckpoints):
             return None
         leaves, rest = self._operations.split(held)
         return self._operations.join(self._shelf.as_stored(leaves), rest)
@@ -139,7 +139,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         first: Recorded | None = None,
         early: Mapping[int, Held] | None = None,
         observer: LoopObserver | None = None,
-        shelves: Mapping[Tier, Shelf] | None = None,
+        shelves: Mapping[Tier, Checkpoints] | None = None,
     ) -> None:
         self.operations = operations
         self.steps = steps

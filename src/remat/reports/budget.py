@@ -11,7 +11,7 @@ from ..plans import Alive, Kind, PassRecord, Plan, Simulation, Trace, simulate
 from ..plans.attribution import Repeated, repeated_modules
 from ..plans.bounds import lower_bound_seconds
 from ..sizes import format_bytes
-from .tables import Grid
+from ..tables import Table, as_html, as_text
 
 __all__ = ["BudgetReport", "MemoryReport", "ModuleRow", "module_rows", "modules_at_peak"]
 
@@ -46,7 +46,7 @@ class BudgetReport:
     def text(self) -> str:
         """Return it as text: peaks and times, a table by module, what is alive at the peak."""
         simulation = simulate(self.trace, self.plan)
-        return "\n".join(
+        return as_text(
             [
                 *self._headline(simulation),
                 "",
@@ -97,17 +97,6 @@ class BudgetReport:
         if self.record.curve:
             curves["measured"] = list(self.record.curve)
         return plot_budget(curves, self.budget, path)
-
-    def __repr__(self) -> str:
-        return (
-            f"BudgetReport(budget {format_bytes(self.budget)}, "
-            f"predicted peak {format_bytes(self.plan.peak_bytes)}, "
-            f"measured {format_bytes(self.record.measured_peak)}, "
-            f"{self.record.recomputed_ops} ops recomputed)"
-        )
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{self.text()}</pre>"
 
 
 def _computed(trace: Trace) -> list[int]:
@@ -190,22 +179,23 @@ class MemoryReport:
 
     def text(self) -> str:
         """Return it as text."""
+        return as_text(self._page())
+
+    def _page(self) -> list[str | Table]:
         trace, simulation = self.trace, simulate(self.trace, self._plan)
         total = trace.saved_bytes or 1
         cells = [
             [_name_of(row), format_bytes(row.kept_bytes), f"{row.kept_bytes / total:.0%}"]
             for row in self.rows
         ]
-        return "\n".join(
-            [
-                f"peak {format_bytes(simulation.peak_bytes)} in {_moment(trace, simulation)}; "
-                f"saved for backward {format_bytes(trace.saved_bytes)}",
-                "",
-                _table(["module", "saved for backward", "share"], cells),
-                "at the peak:",
-                _alive_table(trace, simulation, self._plan),
-            ]
-        )
+        return [
+            f"peak {format_bytes(simulation.peak_bytes)} in {_moment(trace, simulation)}; "
+            f"saved for backward {format_bytes(trace.saved_bytes)}",
+            "",
+            _table(["module", "saved for backward", "share"], cells),
+            "at the peak:",
+            _alive_table(trace, simulation, self._plan),
+        ]
 
     def __str__(self) -> str:
         return self.text()
@@ -217,7 +207,7 @@ class MemoryReport:
         )
 
     def _repr_html_(self) -> str:
-        return f"<pre>{self.text()}</pre>"
+        return as_html(self._page())
 
 
 def _place_of(trace: Trace, alive: Alive, names: Mapping[str, Repeated]) -> str:
@@ -243,7 +233,7 @@ def _moment(trace: Trace, simulation: Simulation) -> str:
     return f"{phase[peak.phase]} of {op.name}{where}"
 
 
-def _alive_table(trace: Trace, simulation: Simulation, plan: Plan) -> str:
+def _alive_table(trace: Trace, simulation: Simulation, plan: Plan) -> Table:
     rows = modules_at_peak(trace, simulation, _dropped(trace, plan))
     return _table(
         ["module and line", "what", "bytes"],
@@ -266,6 +256,6 @@ def _cells(row: ModuleRow) -> list[str]:
     ]
 
 
-def _table(headings: list[str], rows: list[list[str]]) -> str:
+def _table(headings: list[str], rows: list[list[str]]) -> Table:
     more = [[f"and {len(rows) - _ROWS} more"]] if len(rows) > _ROWS else []
-    return Grid("", headings, [*rows[:_ROWS], *more]).text().rstrip("\n")
+    return Table(headings, [*rows[:_ROWS], *more])

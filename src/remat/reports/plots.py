@@ -65,21 +65,12 @@ def plot_memory(
 ) -> Path:
     """Draw the memory of each pass over its time, with the budget as a line if there is one."""
     figure, axes = _figure(title)
-    for measured, colour in zip(passes, _MEMORY_COLOURS, strict=False):
-        heights = [held / 1e6 for held in measured.curve_bytes]
-        label = f"{measured.name}: {format_bytes(measured.peak_bytes)}, {measured.seconds:.1f} s"
-        axes.fill_between(measured.curve_seconds, heights, color=colour, alpha=0.18, linewidth=0)
-        axes.plot(measured.curve_seconds, heights, color=colour, linewidth=2, label=label)
-    if budget is not None:
-        label = f"budget {format_bytes(budget)}"
-        axes.axhline(budget / 1e6, color=_GREY, linestyle="--", label=label)
+    for number, one in enumerate(passes):
+        label = f"{one.name}: {format_bytes(one.peak_bytes)}, {one.seconds:.1f} s"
+        _fill(axes, number, one.curve_seconds, one.curve_bytes, label)
     axes.set_xlabel("seconds since the start of the pass")
-    axes.set_ylabel("memory above the start (MB)")
-    axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
-    axes.margins(x=0.01)
-    axes.legend(frameon=False, title="peak memory and time", alignment="left")
-    return _write(figure, path)
+    return _write_memory(figure, axes, path, "peak memory and time", budget)
 
 
 def plot_profile(curve: Sequence[tuple[int, int]], path: str | Path, *, title: str = "") -> Path:
@@ -87,34 +78,45 @@ def plot_profile(curve: Sequence[tuple[int, int]], path: str | Path, *, title: s
     check_plot_path(path)
     figure, axes = _figure(title)
     names = ("a plain pass would hold", "held")
-    heights = zip(*(curve or [(0, 0)]), strict=True)
-    for name, bytes_held, colour in zip(names, heights, _MEMORY_COLOURS, strict=False):
-        megabytes = [held / 1e6 for held in bytes_held]
-        label = f"{name}: {format_bytes(max(bytes_held))}"
-        axes.fill_between(range(len(megabytes)), megabytes, color=colour, alpha=0.18, linewidth=0)
-        axes.plot(megabytes, color=colour, linewidth=2, label=label)
+    for number, held in enumerate(zip(*(curve or [(0, 0)]), strict=True)):
+        label = f"{names[number]}: {format_bytes(max(held))}"
+        _fill(axes, number, range(len(held)), held, label)
     axes.set_xlabel("what happened, in order")
-    axes.set_ylabel("memory (MB)")
-    axes.set_ylim(bottom=0)
-    axes.margins(x=0.01)
-    axes.legend(frameon=False, title="peak memory", alignment="left")
-    return _write(figure, path)
+    return _write_memory(figure, axes, path)
 
 
 def plot_budget(curves: Mapping[str, Sequence[int]], budget: int, path: str | Path) -> Path:
     """Draw memory over a forward and backward pass in several ways, with the budget as a line."""
     check_plot_path(path)
     figure, axes = _figure("Memory over one forward and backward pass")
-    for (name, held), colour in zip(curves.items(), _MEMORY_COLOURS, strict=False):
-        progress = [100 * number / max(1, len(held) - 1) for number in range(len(held))]
-        label = f"{name}: {format_bytes(max(held, default=0))}"
-        axes.plot(progress, [n / 1e6 for n in held], color=colour, linewidth=2, label=label)
-    axes.axhline(budget / 1e6, color=_GREY, linestyle="--", label=f"budget {format_bytes(budget)}")
+    for number, (name, held) in enumerate(curves.items()):
+        percent = [100 * at / max(1, len(held) - 1) for at in range(len(held))]
+        _fill(axes, number, percent, held, f"{name}: {format_bytes(max(held, default=0))}")
     axes.set_xlabel("percent of the pass")
+    return _write_memory(figure, axes, path, budget=budget)
+
+
+def _fill(axes: Axes, number: int, along: Sequence[float], held: Sequence[int], label: str) -> None:
+    """Draw one curve of memory, and fill what is below it."""
+    megabytes, colour = [n / 1e6 for n in held], _MEMORY_COLOURS[number]
+    axes.fill_between(along, megabytes, color=colour, alpha=0.18, linewidth=0)
+    axes.plot(along, megabytes, color=colour, linewidth=2, label=label)
+
+
+def _write_memory(
+    figure: Figure,
+    axes: Axes,
+    path: str | Path,
+    legend: str = "peak memory",
+    budget: int | None = None,
+) -> Path:
+    if budget is not None:
+        label = f"budget {format_bytes(budget)}"
+        axes.axhline(budget / 1e6, color=_GREY, linestyle="--", label=label)
     axes.set_ylabel("memory above the start (MB)")
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
-    axes.legend(frameon=False, title="peak memory", alignment="left")
+    axes.legend(frameon=False, title=legend, alignment="left")
     return _write(figure, path)
 
 
@@ -145,7 +147,7 @@ def plot_frontier(
 # -- a schedule --------------------------------------------------------------------------------
 
 
-class Segment(NamedTuple):
+class Line(NamedTuple):
     """A straight line from (work, position) to (work, position)."""
 
     start: tuple[float, float]
@@ -156,11 +158,11 @@ class Segment(NamedTuple):
 class SchedulePaths:
     """A schedule as lines: steps ahead, steps back, and how long states and tapes are held."""
 
-    ahead: list[Segment] = field(default_factory=list)
-    back: list[Segment] = field(default_factory=list)
-    states: list[Segment] = field(default_factory=list)
-    on_disk: list[Segment] = field(default_factory=list)
-    tapes: list[Segment] = field(default_factory=list)
+    ahead: list[Line] = field(default_factory=list)
+    back: list[Line] = field(default_factory=list)
+    states: list[Line] = field(default_factory=list)
+    on_disk: list[Line] = field(default_factory=list)
+    tapes: list[Line] = field(default_factory=list)
     work: int = 0
 
 
@@ -183,15 +185,15 @@ def plot_schedule(
     figure, axes = _figure(title)
     paths = schedule_paths(actions)
     thin = min(1.6, max(0.4, 400 / max(1, paths.work)))
-    for segments, colour, width, label in (
+    for lines, colour, width, label in (
         (paths.tapes, _GREEN, thin, "tape held"),
         (paths.states, _GREY, thin, "state held in memory"),
         (paths.on_disk, _BROWN, 1.5 * thin, "state held on disk"),
         (paths.ahead, _BLUE, 2 * thin, "steps ahead"),
         (paths.back, _RED, 2 * thin, "steps back"),
     ):
-        if segments:
-            _draw(axes, segments, colour, width, label)
+        if lines:
+            _draw(axes, lines, colour, width, label)
     axes.set_xlim(0, max(1, paths.work))
     axes.set_ylim(0, max(1, steps))
     axes.grid(visible=False)  # it would look like held states
@@ -241,10 +243,10 @@ class _Tracer:
     def _run(self, start: int, stop: int) -> None:
         self._line(self.paths.ahead, start, stop)
 
-    def _line(self, lines: list[Segment], start: int, stop: int) -> None:
+    def _line(self, lines: list[Line], start: int, stop: int) -> None:
         before = self.paths.work
         self.paths.work += abs(stop - start)
-        lines.append(Segment((before, start), (self.paths.work, stop)))
+        lines.append(Line((before, start), (self.paths.work, stop)))
 
     def _use_up(self, step: int) -> None:
         self._let_go(Tier.MEMORY, step)
@@ -257,9 +259,7 @@ class _Tracer:
         bars = {Tier.DISK: self.paths.on_disk, Tier.TAPE: self.paths.tapes}
         # A tape belongs to the step, which lies between two states.
         height = step + 0.5 if tier is Tier.TAPE else step
-        bars.get(tier, self.paths.states).append(
-            Segment((since, height), (self.paths.work, height))
-        )
+        bars.get(tier, self.paths.states).append(Line((since, height), (self.paths.work, height)))
 
 
 # -- matplotlib --------------------------------------------------------------------------------
@@ -281,9 +281,9 @@ def _figure(title: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _draw(axes: Axes, segments: list[Segment], colour: str, width: float, label: str) -> None:
+def _draw(axes: Axes, lines: list[Line], colour: str, width: float, label: str) -> None:
     # One broken line, not a collection of lines: a NaN lifts the pen, and agg draws it fast.
-    xs, ys = zip(*_points(segments), strict=True)
+    xs, ys = zip(*_points(lines), strict=True)
     axes.plot(xs, ys, color=colour, linewidth=width, label=label, solid_capstyle="butt")
 
 
@@ -296,8 +296,8 @@ def _explain_lines(figure: Figure, axes: Axes) -> None:
         line.set_linewidth(2)  # thin lines show no colour
 
 
-def _points(segments: list[Segment]) -> Iterator[tuple[float, float]]:
-    for start, end in segments:
+def _points(lines: list[Line]) -> Iterator[tuple[float, float]]:
+    for start, end in lines:
         yield start
         yield end
         yield float("nan"), float("nan")

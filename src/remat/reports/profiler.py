@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
@@ -13,9 +13,9 @@ from ..errors import RematError
 from ..observers import AllocationTracker, Observer, start_observing, stop_observing
 from ..plans.trace import Trace
 from ..sizes import counted, format_bytes
+from ..tables import Table, as_html, as_text
 from .accounting import MemoryAccounting, RegionTotals
 from .advice import advice
-from .tables import profile_grid
 
 __all__ = ["Profiler"]
 
@@ -180,16 +180,14 @@ class Profiler:
     @_OnClassToo
     def report(self) -> str:
         """Return a table of all this, and what to make of it, as text."""
-        regions = self.regions
-        if not regions:
-            return f"{_NOTHING}\n"
-        return profile_grid(regions, self._notes()).text()
+        return as_text([self._page()]) + "\n"
 
     def _repr_html_(self) -> str:
+        return as_html([self._page()])
+
+    def _page(self) -> Table | str:
         regions = self.regions
-        if not regions:
-            return f"<p>{_NOTHING}</p>"
-        return profile_grid(regions, self._notes()).html()
+        return _table(regions, self._notes()) if regions else _NOTHING
 
     def __repr__(self) -> str:
         state = "tracking" if self.is_tracking else "not tracking"
@@ -219,3 +217,34 @@ class Profiler:
         from .plots import plot_profile  # noqa: PLC0415  (only if it is used)
 
         return plot_profile(self._accounting.curve, path)
+
+
+def _table(regions: Sequence[RegionTotals], notes: Sequence[str]) -> Table:
+    """One name a row: how often its regions ran, their bytes, and what was recomputed.
+
+    Bytes are those of one run, on average: what a plain pass keeps from forward to backward, and
+    what is kept instead.
+    """
+    headings = ("region", "runs", "plain", "held", "recomputed", "ops", "seconds")
+    rows = [
+        (
+            totals.name,
+            f"{totals.runs:,}",
+            format_bytes(totals.plain_bytes / max(1, totals.runs)),
+            format_bytes(totals.held_bytes / max(1, totals.runs)),
+            f"{totals.recomputed:,}",
+            f"{totals.ops:,}",
+            f"{totals.seconds:.4f}",
+        )
+        for totals in regions
+    ]
+    footer = (
+        "all",
+        f"{sum(totals.runs for totals in regions):,}",
+        *("", ""),  # regions share memory, and do not all run at a time
+        f"{sum(totals.recomputed for totals in regions):,}",
+        f"{sum(totals.ops for totals in regions):,}",
+        f"{sum(totals.seconds for totals in regions):.4f}",
+    )
+    title = "Checkpointed regions (bytes of one run)"
+    return Table(headings, rows, title, footer if len(regions) > 1 else (), notes)

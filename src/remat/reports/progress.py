@@ -10,10 +10,16 @@ from importlib.util import find_spec
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-from rich.progress import TimeElapsedColumn as Elapsed
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
-__all__ = ["LoopProgress"]
+__all__ = ["LoopProgress", "rich_bars"]
 
 _SECONDS_BETWEEN_LINES = 0.1
 
@@ -87,15 +93,21 @@ def _bars() -> _Bars:
     return _RichBars(console)
 
 
+def rich_bars(console: Console | None = None, *, shown: bool = True) -> Progress:
+    """Return bars with names, counts and times, by default on standard error."""
+    return Progress(
+        TextColumn("{task.description:>10}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console or Console(stderr=True),
+        disable=not shown,
+    )
+
+
 class _RichBars:
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description:>10}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            Elapsed(),
-            console=console,
-        )
+        self._progress = rich_bars(console)
         self.advance = self._progress.advance
 
     def add(self, name: str, total: int | None) -> TaskID:

@@ -1,7 +1,7 @@
 """Pure planning for loops: n steps in, a lazily generated list of actions out.
 
 One paper a file. A `Schedule` can be iterated as often as you like and says how many evaluations
-it takes; `simulate` judges any of them on integers.
+it takes; `simulate` runs any of them on integers.
 """
 
 from .actions import (
@@ -17,7 +17,7 @@ from .actions import (
     Tier,
 )
 from .blocks import Blocks
-from .choose import Disk, LoopPlan, Option, plan_loop
+from .choose import Disk, LoopPlan, ScheduleOption, plan_loop
 from .given import Given
 from .mixed import Mixed
 from .multistage import Multistage
@@ -29,13 +29,12 @@ from .savings import (
     get_memory_savings,
     should_checkpoint,
 )
-from .simulate import Account, IllegalMoveError, simulate
+from .simulate import IllegalMoveError, ScheduleCost, simulate
 from .staged import Staged
 from .store_all import StoreAll
 from .uniform import Uniform
 
 __all__ = [
-    "Account",
     "Action",
     "Advance",
     "Backward",
@@ -49,11 +48,12 @@ __all__ = [
     "Multistage",
     "Online",
     "OnlineRun",
-    "Option",
     "Restore",
     "Revolve",
     "Save",
     "Schedule",
+    "ScheduleCost",
+    "ScheduleOption",
     "Sizes",
     "Staged",
     "StoreAll",

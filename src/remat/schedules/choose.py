@@ -9,8 +9,8 @@ from math import isqrt
 from typing import Literal
 
 from ..errors import BudgetTooSmallError
-from ..html_table import html_table
 from ..sizes import counted, format_bytes, parse_bytes, shown
+from ..tables import Table
 from .actions import Schedule, Sizes
 from .blocks import Blocks, best_blocks
 from .check import amount, options_by_name, whole_number
@@ -22,7 +22,7 @@ from .staged import Staged, best_staged
 from .store_all import StoreAll
 from .uniform import Uniform
 
-__all__ = ["Disk", "LoopPlan", "Option", "Unit", "default_checkpoints", "plan_loop"]
+__all__ = ["Disk", "LoopPlan", "ScheduleOption", "Unit", "default_checkpoints", "plan_loop"]
 
 Unit = Literal["bytes", "states"]
 
@@ -41,7 +41,7 @@ class Disk:
 
 
 @dataclass(frozen=True)
-class Option:
+class ScheduleOption:
     """A schedule and what it is predicted to cost."""
 
     name: str
@@ -67,8 +67,8 @@ class LoopPlan:
     """The schedule to run, why, and what the others would cost."""
 
     steps: int
-    best: Option
-    alternatives: tuple[Option, ...]
+    best: ScheduleOption
+    alternatives: tuple[ScheduleOption, ...]
     reason: str
     unit: Unit = "bytes"  # of peaks; without `state_bytes` it is states
 
@@ -81,16 +81,14 @@ class LoopPlan:
         )
 
     def _repr_html_(self) -> str:
-        headings, rows = self.cells()
-        title = f"Schedules for {counted(self.steps, 'step')}"
-        return html_table(headings, rows, title=title, notes=[f"* best: {self.reason}"])
+        return self.table(self.reason).html()
 
-    def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Return a table as text: headings, and one schedule a row, the best first and marked."""
+    def table(self, reason: str) -> Table:
+        """Return one schedule a row, the best first and marked, and why it is."""
         options = (self.best, *self.alternatives)
         with_disk = any(option.disk_slots for option in options)
         headings = ["schedule", "evaluations", "per step", "cost", "peak"]
-        return headings + ["on disk"] * with_disk, [
+        rows = [
             [
                 f"{'*' if option is self.best else ' '} {option.name}",
                 f"{option.evaluations:,}",
@@ -101,6 +99,9 @@ class LoopPlan:
             ]
             for option in options
         ]
+        title = f"Schedules for {counted(self.steps, 'step')}"
+        headings += ["on disk"] * with_disk
+        return Table(headings, rows, title, notes=[f"* best: {reason}"])
 
     def _amount(self, peak: int) -> str:
         return format_bytes(peak) if self.unit == "bytes" else counted(peak, "state")
@@ -180,7 +181,9 @@ def plan_loop(
     return LoopPlan(steps, best, others, reason, unit)
 
 
-def _choose(loop: _Loop, room: int, tolerance: float) -> tuple[Option, tuple[Option, ...]]:
+def _choose(
+    loop: _Loop, room: int, tolerance: float
+) -> tuple[ScheduleOption, tuple[ScheduleOption, ...]]:
     """Return the best schedule, and the others in order."""
     options = list(loop.options(room))
     best = min(options, key=_rank)
@@ -191,7 +194,11 @@ def _choose(loop: _Loop, room: int, tolerance: float) -> tuple[Option, tuple[Opt
 
 
 def _full_reason(
-    loop: _Loop, room: int, best: Option, others: tuple[Option, ...], tolerance: float
+    loop: _Loop,
+    room: int,
+    best: ScheduleOption,
+    others: tuple[ScheduleOption, ...],
+    tolerance: float,
 ) -> str:
     reason, disk = _reason(best, others, loop.steps, tapes=loop.tapes), loop.disk
     if best.name == "multistage" and disk and loop.disk_slots < min(disk.slots, loop.steps):
@@ -276,11 +283,11 @@ class _Loop:
     def disk_slots(self) -> int:
         return min(self.disk.slots, self._affordable_slots) if self.disk else 0
 
-    def option(self, name: str, schedule: Schedule, cost: float, recordings: int) -> Option:
+    def option(self, name: str, schedule: Schedule, cost: float, recordings: int) -> ScheduleOption:
         price = float(cost + self.recording_cost * recordings)
-        return Option(name, schedule, schedule.evaluations, price, self.sizes, self.working)
+        return ScheduleOption(name, schedule, schedule.evaluations, price, self.sizes, self.working)
 
-    def options(self, room: int) -> Iterator[Option]:
+    def options(self, room: int) -> Iterator[ScheduleOption]:
         steps, sizes = self.steps, self.sizes
         slots = room // sizes.state
         for name, states in ("revolve", Revolve(steps, slots)), ("uniform", Uniform(steps, slots)):
@@ -306,7 +313,7 @@ class _Loop:
                 tiers = Multistage(steps, slots, self.disk_slots, *costs)
                 yield self.option("multistage", tiers, tiers.cost, recordings=steps)
 
-    def thriftiest(self, room: int, allowed: float) -> Option:
+    def thriftiest(self, room: int, allowed: float) -> ScheduleOption:
         """Return the best option of the least room in which the cost is still allowed."""
         low, high = 0, room
         # More room never costs more, so bisection finds the edge.
@@ -362,7 +369,7 @@ def _in_units(sizes: Sizes, parts: int) -> tuple[Sizes, float]:
     return Sizes(parts, whole, min(int(tape_input / unit), whole - 1)), unit
 
 
-def _rank(option: Option) -> tuple[float, int]:
+def _rank(option: ScheduleOption) -> tuple[float, int]:
     # Equal costs: the simpler schedule.
     order = ("all", "revolve", "uniform", "blocks", "mixed", "multistage", "staged")
     return option.cost, order.index(option.name)
@@ -383,7 +390,9 @@ def _held_bytes(schedule: Schedule, sizes: Sizes) -> int:
             return simulate(schedule, schedule.steps, sizes=sizes).peak_memory
 
 
-def _reason(best: Option, others: tuple[Option, ...], steps: int, *, tapes: bool) -> str:
+def _reason(
+    best: ScheduleOption, others: tuple[ScheduleOption, ...], steps: int, *, tapes: bool
+) -> str:
     why = {
         "all": "every tape fits, so no step runs twice",
         "revolve": "the fewest evaluations for slots that hold states",

@@ -1,8 +1,8 @@
-"""The judge: runs any schedule on integers.
+"""The simulator: runs any schedule on integers.
 
 It shares no algorithm with the planners. A schedule that restores what is not there, goes back
 without the state or the tape, or takes more room than it has, is refused with the action that
-did it; otherwise the judge tells what the schedule cost.
+did it; otherwise the result is what the schedule cost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import assert_never, get_args
 from ..errors import RematError
 from .actions import Action, Advance, Backward, Drop, Restore, Save, Sizes, Tape, Tier
 
-__all__ = ["Account", "IllegalMoveError", "simulate"]
+__all__ = ["IllegalMoveError", "ScheduleCost", "simulate"]
 
 
 _KINDS = frozenset(get_args(Action))
@@ -27,8 +27,8 @@ class IllegalMoveError(RematError):
 
 
 @dataclass(slots=True)
-class Account:
-    """What a schedule cost; room is counted in the unit of the sizes given to the judge."""
+class ScheduleCost:
+    """What a schedule cost; room is counted in the unit of the sizes given to `simulate`."""
 
     steps: int
     evaluations: int = 0
@@ -45,7 +45,7 @@ def simulate(
     memory: int | None = None,
     disk: int | None = None,
     sizes: Sizes | None = None,
-) -> Account:
+) -> ScheduleCost:
     """Run `actions` for a loop of `steps` steps and return what they cost.
 
     `memory` and `disk` are the room there is, in the unit of `sizes`; None is no limit. With the
@@ -55,19 +55,19 @@ def simulate(
     >>> simulate(Revolve(1000, 31), 1000, memory=31).evaluations
     3405
     """
-    judge = _Judge(steps, memory, disk, sizes or Sizes())
+    simulator = _Simulator(steps, memory, disk, sizes or Sizes())
     for number, action in enumerate(actions):
         try:
-            judge.act(action)
+            simulator.act(action)
         except IllegalMoveError as error:
             raise IllegalMoveError(f"action {number}, {action}: {error}") from None
-    judge.finish()
-    return judge.account
+    simulator.finish()
+    return simulator.cost
 
 
-class _Judge:
+class _Simulator:
     def __init__(self, steps: int, memory: int | None, disk: int | None, sizes: Sizes) -> None:
-        self.account = Account(steps)
+        self.cost = ScheduleCost(steps)
         self.limits = {Tier.MEMORY: memory, Tier.DISK: disk}
         self.sizes = sizes
         self.working: int | None = 0
@@ -97,17 +97,17 @@ class _Judge:
             case Advance(start, stop):
                 _refuse_if(self.working != start, f"the working state is at {self.working}")
                 _refuse_if(not start < stop <= self.end, f"steps left end at {self.end}")
-                self.account.evaluations += stop - start
+                self.cost.evaluations += stop - start
                 self.working = stop
             case Save(step, tier):
                 _refuse_if(self.working != step, f"the working state is at {self.working}")
                 _refuse_if(tier not in self.held, "this tier has no slots")
                 _refuse_if(step in self.held[tier], "this state is held there already")
                 self.held[tier].add(step)
-                self.account.writes[tier] += 1
+                self.cost.writes[tier] += 1
             case Restore(step, tier):
                 _refuse_if(not self._is_held(step, tier), "no such state is held there")
-                self.account.reads[tier] += 1
+                self.cost.reads[tier] += 1
                 self.working = step
             case Drop(step, tier):
                 self._free(step, tier)
@@ -153,9 +153,9 @@ class _Judge:
         if self.working != step:
             places = [tier for tier in _CHEAPEST_FIRST if self._is_held(step, tier)]
             _refuse_if(not places, "neither its tape nor the state before it is here")
-            self.account.reads[places[0]] += 1
+            self.cost.reads[places[0]] += 1
         self._use_up(step)
-        self.account.evaluations += 1
+        self.cost.evaluations += 1
 
     def _use_up(self, step: int) -> None:
         for states in self.held.values():
@@ -170,8 +170,8 @@ class _Judge:
             _refuse_if(
                 limit is not None and used > limit, f"{used} held in {tier.value}, room {limit}"
             )
-        self.account.peak_memory = max(self.account.peak_memory, memory)
-        self.account.peak_disk = max(self.account.peak_disk, disk)
+        self.cost.peak_memory = max(self.cost.peak_memory, memory)
+        self.cost.peak_disk = max(self.cost.peak_disk, disk)
 
 
 def _refuse_if(wrong: bool, why: str) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from ..sizes import did_you_mean, shown
-from .base import Arrays, Narrow, RoundingShelf, Shelf, Store
+from .base import Arrays, Checkpoints, Narrow, RoundedCheckpoints, Store
 from .disk import DiskStore
 from .memory import MemoryStore
 from .reduced import ReducedPrecisionStore, overflow_error
 
 __all__ = [
     "Arrays",
+    "Checkpoints",
     "DiskStore",
     "MemoryStore",
     "Narrow",
     "ReducedPrecisionStore",
-    "RoundingShelf",
-    "Shelf",
+    "RoundedCheckpoints",
     "Store",
     "find_store",
     "overflow_error",

@@ -1,9 +1,9 @@
 """What a store of checkpoints is, and what it has to know of an engine's arrays.
 
-A `Store` is chosen by the user and serves any number of passes. A `Shelf` holds the checkpoints of
-one pass over one loop. A checkpoint is a list of leaves that are not modified any more, neither by
-the caller nor by the store. A leaf that occurs twice in a checkpoint is stored once and comes back
-as one object: for a step that writes in place, one array and two equal ones are different.
+A `Store` is chosen by the user and serves any number of passes. `Checkpoints` are those of one
+pass over one loop. A checkpoint is a list of leaves that are not modified any more, neither by the
+caller nor by the store. A leaf that occurs twice in a checkpoint is stored once and comes back as
+one object: for a step that writes in place, one array and two equal ones are different.
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
-__all__ = ["Arrays", "HeldCheckpoints", "Narrow", "RoundingShelf", "Shelf", "Store", "distinct"]
+__all__ = [
+    "Arrays",
+    "Checkpoints",
+    "CheckpointsByKey",
+    "Narrow",
+    "RoundedCheckpoints",
+    "Store",
+    "distinct",
+]
 
 Narrow = Literal["bfloat16", "float16"]
 
@@ -56,7 +64,7 @@ class Arrays(Protocol):
         ...
 
 
-class Shelf(Protocol):
+class Checkpoints(Protocol):
     """The checkpoints of one pass over one loop."""
 
     @property
@@ -101,8 +109,8 @@ class Shelf(Protocol):
 
 
 @runtime_checkable
-class RoundingShelf(Protocol):
-    """What a shelf that is not exact should also have.
+class RoundedCheckpoints(Protocol):
+    """What checkpoints that are not exact should also have.
 
     With it a loop can check that a step repeats itself where a state was rounded.
     """
@@ -120,16 +128,16 @@ class Store(Protocol):
         """Whether it fills the disk tier of a schedule, and not the memory tier."""
         ...
 
-    def open(self, arrays: Arrays) -> Shelf:
-        """Return a shelf for one pass."""
+    def open(self, arrays: Arrays) -> Checkpoints:
+        """Return the checkpoints of one pass: none yet."""
         ...
 
 
 T = TypeVar("T")
 
 
-class HeldCheckpoints(Generic[T]):
-    """Checkpoints by key: the part of a shelf that does not depend on how they are stored."""
+class CheckpointsByKey(Generic[T]):
+    """The part of `Checkpoints` that does not depend on how one is stored."""
 
     def __init__(self) -> None:
         self._held: dict[int, T] = {}

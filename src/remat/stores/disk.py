@@ -1,40 +1,48 @@
-"""Checkpoints on disk, bit for bit."""
+"""Checkpoints on disk, bit for bit.
+
+The checkpoints of a pass are ranges of one temporary file without a name, so nothing is left behind
+however the pass or the process ends.
+
+A background thread writes large checkpoints and reads the next one ahead. It refers to a
+`_Checkpoint` while it works on it, never to the `DiskCheckpoints`: if nobody else does, these are
+freed at once, and the executor ends its thread.
+"""
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import tempfile
 import time
-import weakref
+from collections import deque
+from collections.abc import Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
 from statistics import median
 from typing import Any
 
 from ..errors import StoreError
 from ..sizes import shown
-from .async_writer import Checkpoint, Writer
-from .base import Arrays, HeldCheckpoints
-from .files import check_space, write_file
-from .folders import Folder, sweep
+from .base import Arrays, CheckpointsByKey, distinct
+from .scratch_file import ScratchFile
 
-__all__ = ["DiskShelf", "DiskStore"]
+__all__ = ["DiskCheckpoints", "DiskStore"]
+
+_IN_FLIGHT = 2  # checkpoints in memory that are not yet written
+_SMALL = 1 << 18  # bytes; up to here, waking up a thread takes longer than the I/O …
+_SLOW = 1e-3  # seconds; … unless the disk needs that long
 
 
 class DiskStore:
     """Keeps checkpoints on disk, bit for bit.
 
-    Every pass has a folder of its own, with rights for its owner only, in `directory` (which must
-    exist) or else in the system's directory for temporary files. A background thread writes
-    checkpoints, at most 2 of which wait in memory, and prefetches the next one in backward. Small
-    checkpoints are written and read synchronously, which is faster.
-    A full disk, a directory that cannot be written to, and a file that does not come back as it was
-    written are a `StoreError`.
+    Every pass has a temporary file of its own, without a name, in `directory` (which must exist)
+    or else in the system's directory for temporary files. The operating system removes it when
+    the pass is over, when it fails, and when the process ends, also if it is killed.
 
-    The folder is removed when the pass is over, when it fails, and when the interpreter ends. A
-    process that is killed (SIGKILL, SIGTERM without a handler, a power cut) leaves it behind; the
-    next pass of the same user on the same machine with the same directory removes it (not on
-    Windows).
+    A background thread writes checkpoints, at most 2 of which wait in memory, and reads the next
+    one ahead in backward. Small checkpoints are written and read by the caller, which is faster.
+    A full disk, a directory that cannot be written to, and a checkpoint that does not come back as
+    it was written are a `StoreError`.
 
     >>> DiskStore("/scratch")
     DiskStore('/scratch')
@@ -49,9 +57,9 @@ class DiskStore:
         if os.path.isfile(self.directory or ""):
             raise ValueError(f"directory must be a directory, got the file {self.directory!r}")
 
-    def open(self, arrays: Arrays) -> DiskShelf:
-        """Return a shelf for one pass."""
-        return DiskShelf(arrays, self._folder())
+    def open(self, arrays: Arrays) -> DiskCheckpoints:
+        """Return the checkpoints of one pass: none yet."""
+        return DiskCheckpoints(arrays, ScratchFile(self._directory()))
 
     def measure(self, arrays: Arrays, leaves: list[Any]) -> tuple[float, float]:
         """Return the seconds to write and to read such a state: the median of five times.
@@ -59,112 +67,196 @@ class DiskStore:
         What was just written may be read from memory that the operating system has to spare; in a
         pass that is so as well.
         """
-        folder = self._folder()
-        try:
-            found = [_measure(arrays, leaves, folder) for _ in range(5)]
-        finally:
-            folder.remove()
+        found = [_measure(arrays, leaves, ScratchFile(self._directory())) for _ in range(5)]
         return median(write for write, _ in found), median(read for _, read in found)
 
     def free_bytes(self) -> int:
         """Return the free space of the disk."""
         try:
-            return shutil.disk_usage(self._parent()).free
+            return shutil.disk_usage(self._directory()).free
         except OSError as error:
             raise StoreError(f"{error}; give DiskStore(directory=…) another directory") from error
 
-    def _folder(self) -> Folder:
-        parent = self._parent()
-        sweep(parent)
-        return Folder(parent)
-
-    def _parent(self) -> str:
+    def _directory(self) -> str:
         try:
-            parent = tempfile.gettempdir() if self.directory is None else self.directory
+            directory = tempfile.gettempdir() if self.directory is None else self.directory
         except FileNotFoundError as error:
             raise StoreError(f"{error}; give DiskStore(directory=…) one") from error
-        return os.path.abspath(parent)  # the program may change its working directory
+        return os.path.abspath(directory)
 
     def __repr__(self) -> str:
         return "DiskStore()" if self.directory is None else f"DiskStore({self.directory!r})"
 
 
-def _measure(arrays: Arrays, leaves: list[Any], folder: Folder) -> tuple[float, float]:
-    start = time.perf_counter()
-    checkpoint = Checkpoint(arrays, leaves, folder.file(0))
-    check_space(folder.path, checkpoint.nbytes)
-    assert checkpoint.parts is not None
-    checkpoint.checksum = write_file(checkpoint.path, checkpoint.parts)
-    middle = time.perf_counter()
-    checkpoint.leaves(arrays, checkpoint.read())
-    end = time.perf_counter()
-    checkpoint.unlink()
-    return middle - start, end - middle
+def _measure(arrays: Arrays, leaves: list[Any], file: ScratchFile) -> tuple[float, float]:
+    try:
+        start = time.perf_counter()
+        checkpoint = _Checkpoint(arrays, leaves, file)
+        checkpoint.write()
+        middle = time.perf_counter()
+        checkpoint.leaves(arrays, checkpoint.read())
+        return middle - start, time.perf_counter() - middle
+    finally:
+        file.close()
 
 
-class DiskShelf(HeldCheckpoints[Checkpoint]):
+class _Checkpoint:
+    """One checkpoint: its bytes are in memory until they are in the file."""
+
+    def __init__(self, arrays: Arrays, leaves: list[Any], file: ScratchFile) -> None:
+        once, self._places = distinct(leaves)
+        self._kinds: list[Hashable] = [arrays.kind(leaf) for leaf in once]
+        paired = list(zip(once, self._kinds, strict=True))
+        # What has no kind has no bytes (and pickle is not for files): it stays here.
+        self._others = [leaf if kind is None else None for leaf, kind in paired]
+        self.parts: list[memoryview] | None = [
+            arrays.to_bytes(leaf) for leaf, kind in paired if kind is not None
+        ]
+        self._sizes = list(map(len, self.parts))
+        self.nbytes = sum(self._sizes)
+        self._file = file
+        self._start = file.allocate(self.nbytes)
+        self._checksum = 0
+
+    def write(self) -> None:
+        parts = self.parts
+        if parts is not None:  # or it was dropped meanwhile
+            self._checksum = self._file.write(self._start, parts)
+            self.parts = None
+
+    def read(self) -> list[memoryview]:
+        return self._file.read(self._start, self._sizes, self._checksum)
+
+    def drop(self) -> None:
+        self.parts = None
+        self._file.release(self._start, self.nbytes)
+
+    def leaves(self, arrays: Arrays, parts: list[memoryview]) -> list[Any]:
+        """Make leaves over these bytes."""
+        rest = iter(parts)
+        once = [
+            other if kind is None else arrays.from_bytes(next(rest), kind)
+            for other, kind in zip(self._others, self._kinds, strict=True)
+        ]
+        return [once[place] for place in self._places]
+
+
+class DiskCheckpoints(CheckpointsByKey[_Checkpoint]):
+    """The checkpoints of one pass. They belong to the process that made them."""
+
     exact = True
     in_memory = False
     error = 0.0
 
-    def __init__(self, arrays: Arrays, folder: Folder) -> None:
+    def __init__(self, arrays: Arrays, file: ScratchFile) -> None:
         super().__init__()
         self._arrays = arrays
-        self._numbers = itertools.count()  # of files: not by key, which may be reused early
-        self._writer = Writer(folder)
-        self._is_reported = False  # the writer's failure
-        # Called once: by `close`, when the shelf is garbage-collected, or when Python exits.
-        self._finish = weakref.finalize(self, self._writer.close)
+        self._file = file
+        self._process = os.getpid()
+        self._executor = ThreadPoolExecutor(1, "remat disk store")  # one: writes stay in order
+        self._writes: deque[Future[None]] = deque()  # the oldest first
+        self._ahead: tuple[_Checkpoint, Future[list[memoryview]]] | None = None
+        self._is_fast = True  # until writing a small checkpoint took too long
+        self._failure: str | None = None  # (text: an exception would keep its frames alive)
+        self._is_reported = False
 
     @property
     def nbytes(self) -> int:
         return sum(checkpoint.nbytes for checkpoint in self._held.values())
 
     def put(self, key: int, leaves: list[Any]) -> None:
-        self._check()
-        self._writer.wait_for_room()
-        path = self._writer.folder.file(next(self._numbers))
-        checkpoint = Checkpoint(self._arrays, leaves, path)
-        self._writer.check_space(checkpoint.nbytes)
-        self._check()
+        self._check(in_flight=_IN_FLIGHT - 1)
+        checkpoint = _Checkpoint(self._arrays, leaves, self._file)
         if key in self._held:
             self.drop(key)
         self._held[key] = checkpoint
-        self._writer.write(checkpoint)
+        # Only if no write is under way: it may be to the same range, of a dropped checkpoint.
+        if self._is_small(checkpoint) and not self._writes:
+            start = time.perf_counter()
+            checkpoint.write()
+            self._is_fast = time.perf_counter() - start < _SLOW
+        else:
+            self._writes.append(self._executor.submit(checkpoint.write))
 
     def get(self, key: int) -> list[Any]:
         self._check()
         checkpoint = self._held[key]
-        parts = self._writer.fetch(checkpoint)
-        self._check()
+        leaves = checkpoint.leaves(self._arrays, self._fetch(checkpoint))
         # A loop goes backward, so the nearest one below comes next.
         below = max((k for k in self._held if k < key), default=None)
         if below is not None:
-            self._writer.prefetch(self._held[below])
-        return checkpoint.leaves(self._arrays, parts)
+            self._read_ahead(self._held[below])
+        return leaves
 
     def drop(self, key: int) -> None:
         checkpoint = self._held.pop(key)
-        if os.getpid() == self._writer.process and not self._writer.closed:
-            self._writer.drop(checkpoint)
+        if self._ahead is not None and self._ahead[0] is checkpoint:
+            self._forget_ahead()
+        checkpoint.drop()
 
     def close(self) -> None:
         super().close()
-        self._finish()
-        if self._writer.failure is not None and not self._is_reported:
+        if os.getpid() != self._process or not self._file.close.alive:
+            return
+        self._forget_ahead()
+        self._executor.shutdown(cancel_futures=True)
+        self._file.close()
+        self._collect(0)
+        if self._failure is not None and not self._is_reported:
             self._raise_failure()
 
-    def _check(self) -> None:
-        if os.getpid() != self._writer.process:
+    def _check(self, in_flight: int = _IN_FLIGHT) -> None:
+        """Raise if this cannot go on; wait until so few writes are in flight."""
+        if os.getpid() != self._process:
             raise StoreError(
-                f"these checkpoints on disk belong to process {self._writer.process}, of which "
+                f"these checkpoints on disk belong to process {self._process}, of which "
                 f"this one ({os.getpid()}) is a fork; run the whole pass in one process"
             )
-        if self._writer.failure is not None:
+        self._collect(in_flight)
+        if self._failure is not None:
             self._raise_failure()
-        if self._writer.closed:
+        if not self._file.close.alive:
             raise StoreError("these checkpoints on disk were removed: their pass is over")
+
+    def _collect(self, in_flight: int) -> None:
+        """Remember failures of writes that are done; wait until so few are in flight."""
+        while self._writes and (len(self._writes) > in_flight or self._writes[0].done()):
+            error = None if self._writes[0].cancelled() else self._writes[0].exception()
+            self._writes.popleft()
+            if isinstance(error, StoreError):
+                self._failure = self._failure or str(error)
+            elif error is not None:  # such as MemoryError: must not be lost in the thread
+                self._failure = f"a checkpoint could not be stored on disk: {error!r}"
 
     def _raise_failure(self) -> None:
         self._is_reported = True
-        raise StoreError(self._writer.failure)
+        raise StoreError(self._failure)
+
+    def _is_small(self, checkpoint: _Checkpoint) -> bool:
+        """Say whether the caller writes and reads a checkpoint, and not the thread."""
+        return self._is_fast and checkpoint.nbytes <= _SMALL
+
+    def _fetch(self, checkpoint: _Checkpoint) -> list[memoryview]:
+        """Return the bytes of a checkpoint; the memory is the caller's if they are in the file."""
+        parts = checkpoint.parts  # (read once: the thread clears it)
+        if parts is not None:
+            return parts
+        if self._ahead is not None and self._ahead[0] is checkpoint:
+            _, future = self._ahead
+            self._ahead = None
+            if not future.cancel():
+                return future.result()
+        return checkpoint.read()
+
+    def _read_ahead(self, checkpoint: _Checkpoint) -> None:
+        """Read the checkpoint that will be asked for next; forget any other."""
+        if checkpoint.parts is not None or self._is_small(checkpoint):
+            return
+        if self._ahead is None or self._ahead[0] is not checkpoint:
+            self._forget_ahead()
+            self._ahead = checkpoint, self._executor.submit(checkpoint.read)
+
+    def _forget_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead[1].cancel()
+            self._ahead = None

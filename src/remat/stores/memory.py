@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .base import Arrays, HeldCheckpoints, distinct
+from .base import Arrays, CheckpointsByKey, distinct
 
-__all__ = ["MemoryShelf", "MemoryStore"]
+__all__ = ["MemoryCheckpoints", "MemoryStore"]
 
 
 class MemoryStore:
@@ -14,15 +14,15 @@ class MemoryStore:
 
     on_disk = False
 
-    def open(self, arrays: Arrays) -> MemoryShelf:
-        """Return a shelf for one pass."""
-        return MemoryShelf(arrays)
+    def open(self, arrays: Arrays) -> MemoryCheckpoints:
+        """Return the checkpoints of one pass: none yet."""
+        return MemoryCheckpoints(arrays)
 
     def __repr__(self) -> str:
         return "MemoryStore()"
 
 
-class MemoryShelf(HeldCheckpoints[list[Any]]):
+class MemoryCheckpoints(CheckpointsByKey[list[Any]]):
     exact = True
     in_memory = True
     error = 0.0

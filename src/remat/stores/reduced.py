@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from ..errors import StoreError
 from ..sizes import shown
-from .base import Arrays, HeldCheckpoints, Narrow, distinct
+from .base import Arrays, CheckpointsByKey, Narrow, distinct
 
-__all__ = ["ReducedPrecisionShelf", "ReducedPrecisionStore", "overflow_error"]
+__all__ = ["ReducedPrecisionCheckpoints", "ReducedPrecisionStore", "overflow_error"]
 
 _LARGEST: dict[Narrow, float] = {"bfloat16": (2 - 2**-7) * 2.0**127, "float16": 65504.0}
 
@@ -34,16 +34,16 @@ class ReducedPrecisionStore:
             raise ValueError(f'dtype must be "bfloat16" or "float16", got {shown(dtype)}')
         self.dtype: Narrow = dtype
 
-    def open(self, arrays: Arrays) -> ReducedPrecisionShelf:
-        """Return a shelf for one pass."""
-        return ReducedPrecisionShelf(arrays, self.dtype)
+    def open(self, arrays: Arrays) -> ReducedPrecisionCheckpoints:
+        """Return the checkpoints of one pass: none yet."""
+        return ReducedPrecisionCheckpoints(arrays, self.dtype)
 
     def __repr__(self) -> str:
         return f"ReducedPrecisionStore({self.dtype!r})"
 
 
 class _Rounded(NamedTuple):
-    """An array that was rounded; anything else on a shelf is kept as it is."""
+    """An array that was rounded; anything else is kept as it is."""
 
     narrow: Any
     kind: Hashable
@@ -55,7 +55,7 @@ class _Checkpoint(NamedTuple):
     nbytes: int
 
 
-class ReducedPrecisionShelf(HeldCheckpoints[_Checkpoint]):
+class ReducedPrecisionCheckpoints(CheckpointsByKey[_Checkpoint]):
     exact = False
     in_memory = True
 

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 import remat
 from remat import DiskStore, ReducedPrecisionStore, StoreError
 from remat.schedules import Staged
-from remat.stores import files
+from remat.stores.scratch_file import ScratchFile
 
+from ....stores.oracles import open_files
 from .oracles import Plain, Remat, note_schedules, same
 from .test_run import rnn, rnn_inputs
 
@@ -25,7 +26,8 @@ STORING = pytest.mark.parametrize("schedule", ["auto", "revolve", "uniform"])
 
 
 def left(directory) -> list[str]:
-    return os.listdir(directory)
+    """The files in the directory, and those without a name that are open."""
+    return os.listdir(directory) + open_files(directory)
 
 
 # -- on disk ---------------------------------------------------------------------------------------
@@ -188,7 +190,7 @@ def test_states_are_on_disk_and_may_be_looked_at(tmp_path) -> None:
         checkpoints[min(checkpoints)]
 
 
-def test_the_folder_goes_when_the_backward_pass_never_comes(tmp_path) -> None:
+def test_the_file_goes_when_the_backward_pass_never_comes(tmp_path) -> None:
     gc.disable()
     try:
         x = torch.ones(50, requires_grad=True)
@@ -201,7 +203,7 @@ def test_the_folder_goes_when_the_backward_pass_never_comes(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("at", [8, 35])
-def test_the_folder_goes_when_a_step_fails(tmp_path, at) -> None:
+def test_the_file_goes_when_a_step_fails(tmp_path, at) -> None:
     calls = []
 
     def step(s):
@@ -230,7 +232,7 @@ def test_a_disk_that_is_full(tmp_path, monkeypatch, schedule) -> None:
     def write(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files.os, "write", write)
+    monkeypatch.setattr(ScratchFile, "write_some", write)
     x = torch.ones(50, requires_grad=True)
     with pytest.raises(StoreError, match="disk is full"):
         Remat(3, schedule=schedule, store=DiskStore(tmp_path)).loop(
@@ -248,13 +250,11 @@ def test_a_file_that_was_damaged(tmp_path, schedule) -> None:
         torch.sin, x, 60, 5, schedule=schedule, store=DiskStore(tmp_path)
     )
     list(checkpoints.values())  # until all of them are written
-    for folder, _, names in os.walk(tmp_path):
-        for name in names:
-            path = os.path.join(folder, name)
-            if os.path.getsize(path) >= x.nbytes:
-                with open(path, "r+b") as file:
-                    file.seek(1000)
-                    file.write(b"\xff" * 64)
+    (path,) = open_files(tmp_path)
+    with path.open("r+b") as file:
+        for start in range(1000, path.stat().st_size, x.nbytes):
+            file.seek(start)
+            file.write(b"\xff" * 64)
     with pytest.raises(StoreError):
         y.sum().backward()
     assert x.grad is None
@@ -281,13 +281,13 @@ def test_rounded_states_give_gradients_that_are_close(schedule, store, error) ->
 @FIXED
 def test_rounded_states_take_half_the_bytes(schedule, monkeypatch) -> None:
     sizes = []
-    put = remat.stores.reduced.ReducedPrecisionShelf.put
+    put = remat.stores.reduced.ReducedPrecisionCheckpoints.put
 
     def watched(self, key, leaves):
         put(self, key, leaves)
         sizes.append((self.nbytes, len(list(self))))
 
-    monkeypatch.setattr(remat.stores.reduced.ReducedPrecisionShelf, "put", watched)
+    monkeypatch.setattr(remat.stores.reduced.ReducedPrecisionCheckpoints, "put", watched)
     x = torch.ones(500, requires_grad=True)
     store = ReducedPrecisionStore()
     Remat(5, schedule=schedule, store=store).loop(torch.sin, x, 50).sum().backward()

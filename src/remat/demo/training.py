@@ -1,117 +1,61 @@
-"""The demo on PyTorch: a small network trained for a few steps, plain and under a memory budget.
-
-`python -m remat.training_demo` is one such run, in a process of its own, so that its memory is
-measured apart; it takes its settings as JSON and prints what it measured as JSON.
-"""
+"""The demo on PyTorch: a small network trained for a few steps, plain and under a memory budget."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 import remat
-
-from .errors import RematError, UnsupportedError
-from .reports.memory import MeasuredPass, MemorySampler
+from remat.demo import DemoResult, compare, measure_apart, report
+from remat.errors import UnsupportedError
+from remat.reports.memory import MemorySampler
+from remat.reports.progress import rich_bars
+from remat.sizes import format_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["MODELS", "TrainingDemo", "TrainingResult", "run_training_demo"]
+__all__ = ["MODELS", "run_training_demo"]
 
 MODELS = ("gpt", "resnet")
 _PLANNED = 3  # steps that record and plan; the peak is that of later ones
-_BOOT = (
-    "import json, runpy, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "runpy.run_module('remat.training_demo', run_name='__main__', alter_sys=True)"
-)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingDemo:
-    """What to train, for how many steps, and under which share of the plain peak."""
+def run_training_demo(model: str, share: float = 0.4, steps: int = 6) -> DemoResult:
+    """Train plain, and under a share of the plain peak; progress on stderr.
 
-    model: str
-    budget: float = 0.4
-    steps: int = 6
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingResult:
-    """Two runs: peaks are above the level before a step, the optimizer's state aside.
-
-    They are those of the fourth step and later ones: the first three record and plan.
+    Peaks are above the level before a step, the optimizer's state aside. They are those of the
+    fourth step and later ones: the first three record and plan.
     """
-
-    demo: TrainingDemo
-    plain: MeasuredPass
-    budgeted: MeasuredPass
-    budget_bytes: int
-    loss_difference: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the results for JSON."""
-        return {
-            **asdict(self.demo),
-            "plain": {"peak_bytes": self.plain.peak_bytes, "seconds": self.plain.seconds},
-            "budgeted": {"peak_bytes": self.budgeted.peak_bytes, "seconds": self.budgeted.seconds},
-            "budget_bytes": self.budget_bytes,
-            "memory_ratio": self.budgeted.peak_bytes / max(1, self.plain.peak_bytes),
-            "time_ratio": self.budgeted.seconds / self.plain.seconds,
-            "loss_difference": self.loss_difference,
-        }
-
-
-def run_training_demo(demo: TrainingDemo) -> TrainingResult:
-    """Train plain and under a budget, each in a fresh process; progress on stderr."""
-    plain = _in_fresh_process(demo, None)
-    budget = int(demo.budget * plain["peak_bytes"])
-    budgeted = _in_fresh_process(demo, budget)
-    losses = zip(plain["losses"], budgeted["losses"], strict=True)
-    return TrainingResult(
-        demo,
-        _measured("plain", plain),
-        _measured("under a budget", budgeted),
-        budget,
-        max(abs(one - other) for one, other in losses),
+    plain, one = _measure_apart("plain", model, steps, None)
+    budget = int(share * plain.peak_bytes)
+    budgeted, other = _measure_apart("under a budget", model, steps, budget)
+    used = f"{budgeted.peak_bytes / max(1, budget):.1%} used"
+    row = ("budget", "", format_bytes(budget), used)
+    facts, table = compare(plain, budgeted, "budgeted", [row])
+    losses = zip(one["losses"], other["losses"], strict=True)
+    difference = max(abs(first - second) for first, second in losses)
+    facts |= {"budget_bytes": budget, "loss_difference": difference}
+    same = "the same losses, bit for bit" if not difference else "other losses"
+    summary = (
+        f"{table.text()}\n{model}: {same} (largest difference {difference:g}).\n"
+        "Time is that of a step, and the peak that of the fourth step and later ones: the first "
+        "three record and plan."
     )
+    title = f"Training {model}: memory over a few steps"
+    settings = {"model": model, "budget": share, "steps": steps}
+    return DemoResult((plain, budgeted), {**settings, **facts}, title, summary, budget)
 
 
-def _measured(name: str, report: dict[str, Any]) -> MeasuredPass:
-    return MeasuredPass(
-        name,
-        report["seconds"],
-        report["peak_bytes"],
-        tuple(report["curve_seconds"]),
-        tuple(report["curve_bytes"]),
-    )
-
-
-def _in_fresh_process(demo: TrainingDemo, budget: int | None) -> dict[str, Any]:
-    settings = json.dumps({**asdict(demo), "memory_budget": budget})
-    command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), settings]
+def _measure_apart(name: str, model: str, steps: int, budget: int | None) -> Any:
+    settings = {"model": model, "steps": steps, "memory_budget": budget}
     # Tensors go back to the system when they are freed, or the peak would show what glibc keeps.
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
-    if done.returncode:
-        raise RematError(f"the demo stopped with exit code {done.returncode}; see above")
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return report
+    threshold = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    return measure_apart(__name__, name, settings, "free some memory", **threshold)
 
 
-# -- in the fresh process --------------------------------------------------------------------------
-
-
-def _train(model: str, steps: int, memory_budget: int | None) -> dict[str, Any]:
+def train(model: str, steps: int, memory_budget: int | None) -> dict[str, Any]:
     try:
         import torch  # noqa: PLC0415  (only here: the command line works without it)
     except ImportError:
@@ -128,7 +72,7 @@ def _train(model: str, steps: int, memory_budget: int | None) -> dict[str, Any]:
     manager = (
         remat.CheckpointManager(memory_budget=memory_budget) if memory_budget else nullcontext()
     )
-    with _progress() as progress, MemorySampler(0.005) as sampler, manager:
+    with rich_bars() as progress, MemorySampler(0.005) as sampler, manager:
         for _ in progress.track(range(steps), description=f"{model}, {name}"):
             sampler.begin_step()  # objects of plans that stay are no memory of a step
             began = time.perf_counter()
@@ -166,11 +110,6 @@ def _warm_up() -> None:
     model = remat.auto_checkpoint(nn.Sequential(*layers), memory_budget=0.8)
     for _ in range(3):
         model(torch.ones(64, 8)).sum().backward()
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description:>22}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
 
 
 def _gpt() -> tuple[nn.Module, Tensor]:
@@ -235,10 +174,4 @@ def _resnet() -> tuple[nn.Module, Tensor]:
 
 
 if __name__ == "__main__":
-    _settings = json.loads(sys.argv[1])
-    try:
-        _report = _train(_settings["model"], _settings["steps"], _settings["memory_budget"])
-    except RematError as _error:
-        print(f"remat: {_error}", file=sys.stderr)
-        sys.exit(2)
-    print(json.dumps(_report))
+    report(train)
