@@ -29,6 +29,11 @@ X = np.array([1.0, -0.4, 0.7])
 _global_count = 0
 
 
+def restart_global_count():
+    global _global_count
+    _global_count = 0
+
+
 def counter_in_a_list():
     count = [0]
 
@@ -143,11 +148,22 @@ def test_a_while_loop_whose_step_changes_is_caught(build) -> None:
         )(X)
 
 
+@pytest.mark.parametrize("rows", [1, 1000])
 @pytest.mark.parametrize("build", CHANGING)
-def test_a_segment_that_changes_is_caught(build) -> None:
-    function = build()
-    with pytest.raises(remat.RecomputeMismatchError, match="Likely causes"):
-        remat.grad(lambda x: np.sum(remat.checkpoint(function, x)))(X)
+def test_a_segment_that_changes_runs_once(build, rows) -> None:
+    """Each function is x * factor or x + count: the gradient belongs to the call that was made."""
+    changing = build()
+    changing(X)
+    function, calls = counted(changing)
+    x = np.tile(X, (rows, 1))
+    value, gradient = remat.value_and_grad(lambda x: np.sum(remat.checkpoint(function, x)))(x)
+    assert calls == [1]
+    if build is counter_by_attribute:
+        np.testing.assert_array_equal(gradient, 1.0)
+        np.testing.assert_allclose(value, np.sum(x + 2))
+    else:
+        assert np.all(gradient != 1.0)
+        np.testing.assert_allclose(value, np.sum(x * gradient), rtol=1e-13)
 
 
 @pytest.mark.parametrize("build", [counter_in_a_list, counter_by_nonlocal, counter_by_attribute])
@@ -192,7 +208,7 @@ def test_a_change_of_one_bit_is_caught() -> None:
         )(X)
 
 
-def test_a_segment_whose_result_is_permuted_is_caught() -> None:
+def test_a_segment_whose_result_is_permuted_from_call_to_call_runs_once() -> None:
     count = [0]
     weights = np.random.default_rng(0).normal(size=(64, 64))
 
@@ -200,20 +216,24 @@ def test_a_segment_whose_result_is_permuted_is_caught() -> None:
         count[0] += 1
         return x * np.roll(np.eye(64), count[0], axis=0)
 
-    with pytest.raises(remat.RecomputeMismatchError):
-        remat.grad(lambda x: np.sum(remat.checkpoint(shuffled, x) * weights))(2.0)
+    found = remat.grad(lambda x: np.sum(remat.checkpoint(shuffled, x) * weights))(2.0)
+    np.testing.assert_allclose(found, np.sum(np.roll(np.eye(64), 1, axis=0) * weights))
 
 
-def test_a_changed_input_of_a_segment_is_caught() -> None:
-    mask = np.ones(3)
+@pytest.mark.parametrize("size", [3, 3000, 30_000])
+def test_a_plain_input_of_a_segment_that_changes_is_a_copy_or_caught(size) -> None:
+    mask, x = np.ones(size), np.resize(X, size)
 
     def loss(x):
         y = remat.checkpoint(lambda x, mask: np.sin(x) * mask, x, mask)
         mask[:] = 2.0
         return np.sum(y)
 
-    with pytest.raises(remat.RecomputeMismatchError):
-        remat.grad(loss)(X)
+    if mask.nbytes > 64 * 1024:
+        with pytest.raises(remat.ModifiedInputError, match="multiply"):
+            remat.grad(loss)(x)
+    else:
+        np.testing.assert_allclose(remat.grad(loss)(x), np.cos(x))
 
 
 # -- zeros: values agree (0 * anything), slopes do not ---------------------------------------------
@@ -340,11 +360,18 @@ def test_a_counter_is_caught_when_the_state_is_zero(name, schedule) -> None:
         )
 
 
+@pytest.mark.parametrize("rows", [1, 1000])
 @pytest.mark.parametrize("name", HIDDEN_BY_ZEROS)
-def test_a_counter_in_a_segment_is_caught_when_its_input_is_zero(name) -> None:
+def test_a_counter_in_a_segment_has_the_slope_of_its_only_call(name, rows) -> None:
+    x = np.zeros((rows, 3))
+    _global_counts["steps"] = 0
+    restart_global_count()
+    slope = HIDDEN_BY_ZEROS[name]()(np.ones(()))  # of x * factor
+    _global_counts["steps"] = 0
+    restart_global_count()
     function = HIDDEN_BY_ZEROS[name]()
-    with pytest.raises(remat.RecomputeMismatchError, match=r"closes over.*argument"):
-        remat.grad(lambda x: np.sum(remat.checkpoint(function, x)))(ZEROS)
+    found = remat.grad(lambda x: np.sum(remat.checkpoint(function, x)))(x)
+    np.testing.assert_array_equal(found, np.full((rows, 3), slope))
 
 
 def test_a_counter_in_a_while_loop_is_caught_when_the_state_is_zero() -> None:
@@ -403,8 +430,6 @@ def test_a_start_from_zeros_hides_a_counter_though_it_leads_elsewhere() -> None:
                 remat.checkpointed_loop(affine_counter(), x, 2, 1, schedule="uniform")[0]
             )
         )(ZEROS)
-    with pytest.raises(remat.RecomputeMismatchError, match="count"):
-        remat.grad(lambda x: np.sum(remat.checkpoint(affine_counter(), x)))(ZEROS)
 
 
 def test_a_second_way_back_runs_every_step_again() -> None:
@@ -450,7 +475,7 @@ def test_counting_calls_is_fine_in_a_segment_with_a_bias_of_zeros() -> None:
         X, ZEROS
     )
     np.testing.assert_allclose(found, 2 * np.sin(X))
-    assert calls == [2]
+    assert calls == [1]
 
 
 def test_counting_calls_is_fine_from_a_constant_state_of_zeros() -> None:
@@ -667,13 +692,17 @@ def test_numbers_drawn_between_forward_and_backward_do_not_matter() -> None:
     assert same_bits(remat.grad(loss)(X), expected)
 
 
-def test_without_preserved_randomness_a_change_is_caught() -> None:
-    with pytest.raises(remat.RecomputeMismatchError, match="preserve_rng_state"):
-        remat.grad(
-            lambda x: np.sum(
-                remat.checkpoint(lambda x: x * np.random.randn(3), x, preserve_rng_state=False)
-            )
-        )(X)
+def test_a_segment_draws_once_also_without_preserved_randomness() -> None:
+    np.random.seed(3)
+    found = remat.grad(
+        lambda x: np.sum(
+            remat.checkpoint(lambda x: x * np.random.randn(3), x, preserve_rng_state=False)
+        )
+    )(X)
+    after = np.random.rand()
+    np.random.seed(3)
+    np.testing.assert_array_equal(found, np.random.randn(3))
+    assert after == np.random.rand()
 
 
 class UsesModuleLevel:

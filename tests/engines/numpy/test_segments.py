@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
+import tracemalloc
 from typing import Any, NamedTuple
 
 import autograd
@@ -255,47 +255,67 @@ def test_a_function_that_works_in_place() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_it_runs_once_ahead_and_once_back() -> None:
+def test_its_code_runs_once() -> None:
     seen = []
 
     def fn(x):
-        seen.append(type(x))
+        seen.append(x.shape)
         return np.sin(x)
 
     remat.grad(lambda x: np.sum(remat.checkpoint(fn, x)))(X)
-    assert len(seen) == 2
-    assert seen[0] is np.ndarray  # no tape on the first run
+    assert seen == [(3,)]
 
 
-def test_what_lies_between_is_forgotten() -> None:
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_lies_between_is_dropped(inside) -> None:
     """Intermediate arrays die with the call; plain tracing holds them."""
-    alive = []
+    x, alive = np.ones(100_000), []
 
     def fn(x):
-        between = np.sin(np.asarray(x)) if isinstance(x, np.ndarray) else None
-        if between is not None:
-            alive.append(weakref.ref(between))
-            return between * 2.0
-        return np.sin(x) * 2.0
+        return np.sin(np.cos(np.sin(x))) * 2.0
 
     def loss(x):
-        y = remat.checkpoint(fn, x)
-        assert alive[0]() is None
+        before = tracemalloc.get_traced_memory()[0]
+        y = remat.checkpoint(fn, x) if inside else fn(x)
+        alive.append((tracemalloc.get_traced_memory()[0] - before) / x.nbytes)
         return np.sum(y)
 
-    np.testing.assert_allclose(remat.grad(loss)(X), 2 * np.cos(X))
+    tracemalloc.start()
+    try:
+        found = remat.grad(loss)(x)
+    finally:
+        tracemalloc.stop()
+    expected = -np.cos(np.cos(np.sin(x))) * np.sin(np.sin(x)) * np.cos(x) * 2
+    np.testing.assert_allclose(found, expected)
+    if inside:
+        assert alive[0] < 1.1  # the result
+    else:
+        assert alive[0] > 2.9
 
 
-def test_second_derivatives_are_refused() -> None:
-    with pytest.raises(remat.UnsupportedError, match="second derivatives"):
-        remat.grad(lambda x: np.sum(remat.grad(lambda x: np.sum(remat.checkpoint(np.sin, x)))(x)))(
-            X
-        )
+@pytest.mark.parametrize("size", [3, 100])
+def test_second_derivatives(size) -> None:
+    x, w = np.linspace(0.1, 1.0, size), np.linspace(-1.0, 1.0, size)
+
+    def slope_along_w(run):
+        def along(x):
+            gradient = remat.grad(lambda x: np.sum(run(lambda x: np.tanh(np.sin(x) * x), x) ** 2))
+            return np.sum(gradient(x) * w)
+
+        return along
+
+    along = slope_along_w(remat.checkpoint)
+    plain = slope_along_w(lambda f, x: f(x))
+    assert same_bits(remat.grad(along)(x), remat.grad(plain)(x))
+    np.testing.assert_allclose(
+        remat.grad(along)(x), difference_quotient(plain, x), rtol=1e-6, atol=1e-8
+    )
 
 
-def test_jacobians() -> None:
-    found = autograd.jacobian(lambda x: remat.checkpoint(layer(np), x, W))(X)
+def test_in_a_gradient_of_autograd_it_is_a_call_and_says_so() -> None:
     expected = autograd.jacobian(lambda x: layer(anp)(x, W))(X)
+    with pytest.warns(remat.RematWarning, match=r"remat\.grad"):
+        found = autograd.jacobian(lambda x: remat.checkpoint(layer(anp), x, W))(X)
     np.testing.assert_allclose(found, expected, rtol=1e-14)
 
 
@@ -313,18 +333,16 @@ def test_a_generator_that_goes_in_is_replayed() -> None:
     np.testing.assert_array_equal(found, np.random.default_rng(4).normal(size=3))
 
 
-def test_a_segment_without_randomness_holds_no_random_state() -> None:
-    calls = []
-
-    def fn(x):
-        calls.append(np.random.get_state()[2])
-        return np.sin(x)
+def test_backward_leaves_random_numbers_alone() -> None:
+    def loss(x):
+        return np.sum(remat.checkpoint(lambda x: np.sin(x) * np.random.random(), x))
 
     np.random.seed(0)
-    vjp, _ = autograd.make_vjp(lambda x: np.sum(remat.checkpoint(fn, x)))(X)
+    remat.grad(loss)(np.ones(100))
+    after = np.random.random()
+    np.random.seed(0)
     np.random.random()
-    vjp(1.0)
-    assert calls == [624, 2]  # the second time where it stands now: it is nobody's business
+    assert after == np.random.random()
 
 
 def test_nan_is_no_mismatch() -> None:
@@ -333,19 +351,17 @@ def test_nan_is_no_mismatch() -> None:
     np.testing.assert_array_equal(found, 2 * x)
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 64, 65, 1000, 4096])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.complex128])
-def test_a_change_of_any_entry_is_caught(size, dtype) -> None:
-    for place in {0, size // 2, size - 1} if size else ():
-        count = [0]
+@pytest.mark.parametrize("size", [8_193, 20_000])
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+@pytest.mark.parametrize("part", [0, 0.5, 1])
+def test_a_change_of_any_entry_of_a_large_plain_array_is_caught(size, dtype, part) -> None:
+    factor = np.ones(size, dtype)
+    place = int(part * (size - 1))
 
-        def fn(x, count=count, place=place):
-            count[0] += 1
-            bump = np.zeros(size, dtype)
-            bump[place] = 0.125 * count[0]
-            return x + bump
+    def loss(x):
+        y = remat.checkpoint(lambda x: np.sin(x * factor), x)
+        factor[place] += 0.125
+        return np.sum(np.real(y))
 
-        with pytest.raises(remat.RecomputeMismatchError):
-            remat.grad(lambda x, fn=fn: np.sum(np.real(remat.checkpoint(fn, x))))(
-                np.ones(size, dtype)
-            )
+    with pytest.raises(remat.ModifiedInputError):
+        remat.grad(loss)(np.ones(size, dtype))

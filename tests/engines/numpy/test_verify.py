@@ -68,16 +68,17 @@ def test_any_callable(make, gradients) -> None:
     assert remat.verify(make(), X).gradients == gradients
 
 
-def test_a_wrapped_function_is_run_once_without_checkpointing() -> None:
-    kinds = []
+@pytest.mark.parametrize("wrap", [remat.checkpoint, lambda fn: fn])
+def test_it_runs_once_without_and_once_with_checkpointing(wrap) -> None:
+    calls = itertools.count()
 
-    @remat.checkpoint
+    @wrap
     def fn(x):
-        kinds.append(isinstance(x, np.ndarray))
+        next(calls)
         return np.sin(x)
 
     remat.verify(fn, X)
-    assert kinds == [False, True, False]  # recorded; then ahead without a tape, and recorded
+    assert next(calls) == 2
 
 
 def test_nan_and_complex_numbers_are_compared() -> None:
@@ -172,11 +173,8 @@ def _set_state(source, state) -> None:
         source.bit_generator.state = state
 
 
-def test_without_preserving_the_random_state_the_op_is_named() -> None:
-    with pytest.raises(
-        remat.RecomputeMismatchError, match=r"op 0, multiply at .*test_verify\.py:\d+"
-    ):
-        remat.verify(draws_from_numpy, X, preserve_rng_state=False)
+def test_without_preserving_the_random_state_it_is_not_compared() -> None:
+    assert remat.verify(draws_from_numpy, X, preserve_rng_state=False)
     assert not remat.verify(layer, X, preserve_rng_state=False).random_state
 
 
@@ -199,7 +197,7 @@ def test_a_function_that_takes_turns() -> None:
     def changes(x):
         return np.sin(x) if next(calls) % 2 == 0 else np.cos(x)
 
-    with pytest.raises(remat.RecomputeMismatchError, match="changes was run again"):
+    with pytest.raises(remat.RecomputeMismatchError, match=r"op 0, sin at .*it was cos"):
         remat.verify(changes, X)
 
 
@@ -234,7 +232,7 @@ def test_more_ops_in_the_second_run() -> None:
     calls = itertools.count()
 
     def grows(x):
-        for _ in range(1 + (next(calls) == 2)):
+        for _ in range(1 + next(calls)):
             x = x + 0.0
         return x
 
@@ -246,7 +244,7 @@ def test_a_gradient_that_differs_is_named() -> None:
     calls = itertools.count()
 
     def slopes(x, y):
-        return x + (0.0 * y if next(calls) < 2 else 1.0 * (y - 0.5))
+        return x + (0.0 * y if next(calls) == 0 else 1.0 * (y - 0.5))
 
     with pytest.raises(remat.RecomputeMismatchError, match=r"gradient with respect to input 1"):
         remat.verify(slopes, X, np.full(5, 0.5))
@@ -257,16 +255,15 @@ def test_a_gradient_of_what_is_closed_over_is_named() -> None:
     bias = np.full(5, 0.5)
 
     def slopes(x):
-        return x + (0.0 * bias if next(calls) < 2 else 1.0 * (bias - 0.5))
+        return x + (0.0 * bias if next(calls) == 0 else 1.0 * (bias - 0.5))
 
     with pytest.raises(remat.RecomputeMismatchError, match="with respect to bias"):
         remat.verify(slopes, X)
 
 
-def test_a_counter_is_named_and_left_as_after_one_call() -> None:
+def test_a_counter_is_left_as_after_one_call() -> None:
     model = Model()
-    with pytest.raises(remat.RecomputeMismatchError, match=r"calls.*is 2 afterwards instead of 1"):
-        remat.verify(model.counting, X)
+    assert remat.verify(model.counting, X)
     assert model.calls == 1
 
 
@@ -277,8 +274,7 @@ def test_an_array_of_counts_is_left_as_after_one_call() -> None:
         counts[1] += 1
         return np.sin(x)
 
-    with pytest.raises(remat.RecomputeMismatchError, match="an array that it closes over"):
-        remat.verify(fn, X)
+    assert remat.verify(fn, X)
     assert counts.tolist() == [0, 1, 0]
 
 
@@ -306,16 +302,18 @@ def test_an_error_of_the_function_is_passed_on() -> None:
 
 
 def test_what_cannot_be_checkpointed_says_so_and_everything_is_left_as_it_was() -> None:
-    memo = []
+    buffer, before = np.zeros(5), W.copy()
 
-    def leaves_behind(x):
-        y = np.sin(x)
-        memo.append(y)
-        return y
+    def into_a_plain_array(x):
+        np.random.normal()
+        buffer[:] = np.sin(x @ W)
+        return np.sum(buffer)
 
-    before = W.copy()
-    with pytest.raises(remat.UnsupportedError):
-        remat.verify(leaves_behind, X)
+    state = np.random.get_state()[2]
+    with pytest.raises(remat.UnsupportedError, match="in place"):
+        remat.verify(into_a_plain_array, X)
+    assert not buffer.any()
+    assert np.random.get_state()[2] == state
     assert type(W) is np.ndarray
     np.testing.assert_array_equal(W, before)
 

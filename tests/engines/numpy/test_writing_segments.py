@@ -6,7 +6,6 @@ import autograd
 import autograd.numpy as anp
 import numpy as np
 import pytest
-from autograd.tracer import trace_stack
 
 import remat
 
@@ -99,12 +98,7 @@ NAMES = [program.__name__ for program in programs(directly, scale)]
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_as_the_plain_function(function, number: int, run, w) -> None:
     plain = programs(directly, function)[number]
-    try:
-        found = remat.value_and_grad(programs(run, function)[number], wrt=(0, 1))(X, w)
-    except remat.UnsupportedError as error:
-        assert "view" in str(error) or "read-only" in str(error)  # noqa: PT017
-        assert number in (2, 4) or (number == 3 and function is both)
-        return
+    found = remat.value_and_grad(programs(run, function)[number], wrt=(0, 1))(X, w)
     value, (dx, dw) = found
     assert value == plain(X, w)
     np.testing.assert_allclose(dx, difference_quotient(lambda x: plain(x, w), X), rtol=1e-6)
@@ -125,7 +119,7 @@ def test_four_against_three() -> None:
     assert program(np.array([1.0, 0.0])) == 3.0
 
 
-def test_the_side_effects_of_a_run_that_was_given_up() -> None:
+def test_side_effects_happen_once() -> None:
     calls = [0]
     generator = np.random.default_rng(3)
 
@@ -138,7 +132,7 @@ def test_the_side_effects_of_a_run_that_was_given_up() -> None:
     expected = np.random.default_rng(3).normal(size=3)
     found = remat.grad(lambda x: remat.checkpoint(noisy, x * 1.0))(X)
     np.testing.assert_array_equal(found, expected)
-    assert calls == [2]  # ahead, and on the way back
+    assert calls == [1]
 
 
 def test_a_plain_array_is_not_written_to_in_silence() -> None:
@@ -148,7 +142,7 @@ def test_a_plain_array_is_not_written_to_in_silence() -> None:
         out += a
         return np.sum(a)
 
-    with pytest.raises(remat.UnsupportedError, match="not traced"):
+    with pytest.raises(remat.UnsupportedError, match="a plain array"):
         remat.grad(lambda x: remat.checkpoint(into, x, buffer))(X)
     assert not buffer.any()
 
@@ -174,14 +168,15 @@ def test_arguments_that_overlap(run) -> None:
         a = x * 1.0
         return run(shift, a, a[1:])
 
-    with pytest.raises(remat.UnsupportedError, match="memory"):
-        remat.grad(program)(X)
+    np.testing.assert_allclose(remat.grad(program)(X), [0.0, 2.0, 2.0])
 
 
 @pytest.mark.parametrize("run", [remat.checkpoint, kept, dropped])
-def test_an_array_of_autograd_cannot_be_written_to(run, monkeypatch) -> None:
-    monkeypatch.setattr(trace_stack, "top", -1)  # autograd leaves a trace open after an error
-    with pytest.raises(remat.UnsupportedError, match="not traced by remat"):
-        autograd.grad(lambda x: run(scale, x * 1.0, W))(X)
-    found = autograd.grad(lambda x: anp.sum(run(anp.sin, x)))(X)
+def test_in_a_gradient_of_autograd_they_are_calls(run) -> None:
+    def wave(x):
+        return anp.sin(x)
+
+    wave.__name__ = f"wave_{run.__name__}"  # a function warns once
+    with pytest.warns(remat.RematWarning, match=r"remat\.grad"):
+        found = autograd.grad(lambda x: anp.sum(run(wave, x)))(X)
     np.testing.assert_allclose(found, np.cos(X))

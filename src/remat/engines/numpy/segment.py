@@ -44,13 +44,14 @@ def run_segment(
         result = function(*args, **kwargs)
     finally:
         close_region(region)
-    if not (region.ops or region.has_skipped or is_inside_a_region() or _are_traced(args, kwargs)):
+    has_ops = region.ops or region.has_skipped
+    if not (has_ops or is_inside_a_region() or _are_traced(args, kwargs, result)):
         _warn_of_no_effect(name)
     return result
 
 
-def _are_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return any(map(isbox, trees.flatten((args, kwargs))[0]))
+def _are_traced(*values: Any) -> bool:
+    return any(map(isbox, trees.flatten(values)[0]))
 
 
 def _warn_of_no_effect(name: str) -> None:
