@@ -3,7 +3,7 @@
     for x in xs:                    __remat_loop_0 = __remat.for_loop(0, xs)
         h = f(h, x)                 for x in __remat_loop_0.items():
                                         if __remat_loop_0.due:
-                                            if __remat_loop_0.take(h):
+                                            if __remat_loop_0.take((h,)):
                                                 def __remat_make_0(__remat_frame, …, f):
                                                     def loop_at_line_7(__remat_state, …):
                                                         (h,) = __remat_frame.open(__remat_state)
@@ -105,10 +105,11 @@ class _LoopWriter:
         loop, reads = self._loop, ", ".join(["", *map(self._parameter, plan.reads)])
         given = [_temporary(name) if name in plan.unbound else name for name in plan.state]
         given += [each.name for each in plan.outputs]
+        values = "".join(f"{name}, " for name in given)
         code = (
             f"if {due}:\n"
             f"{indent(self._values(), '    ')}"
-            f"    __remat_taken_{number} = {loop}.take({', '.join(given)})\n"
+            f"    __remat_taken_{number} = {loop}.take(({values}))\n"
             f"{indent(self._forget(), '    ')}"
             f"    if __remat_taken_{number}:\n"
             f"        def __remat_make_{number}(__remat_frame, __remat_sources{reads}):\n"

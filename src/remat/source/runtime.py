@@ -108,8 +108,12 @@ class _Loop:
 
     # -- whether to take over ------------------------------------------------------------------
 
-    def take(self, *given: Any) -> bool:
-        """Decide whether the rest of the loop runs as steps."""
+    def take(self, given: tuple[Any, ...]) -> bool:
+        """Decide whether the rest of the loop runs as steps.
+
+        The values are in a tuple: how many references a call holds to its arguments depends on the
+        version of Python, on the instruction that loads them, and on whether TorchDynamo runs.
+        """
         if self._left < max(2, self._options.min_steps // 2):
             self._never = True
             return False
@@ -199,9 +203,9 @@ class _Loop:
             if is_fixed or not _is_changeable(given[place], api):
                 continue
             references = sys.getrefcount(given[place])
-            if references > _count_references():  # (those that lists of outputs hold are followed)
+            if references > _ONE_VARIABLE:  # (those that lists of outputs hold are followed)
                 references -= self._times_stored(place, given)
-            if references > _count_references() or api.is_seen_elsewhere(given[place]):
+            if references > _ONE_VARIABLE or api.is_seen_elsewhere(given[place]):
                 return (
                     f"its body changes {name} in place, and something else refers to it, too: "
                     "change a copy"
@@ -515,18 +519,11 @@ def _is_changeable(value: Any, api: Values) -> bool:
     return api.is_array_type(type(value)) or type(value) in _CHANGEABLE
 
 
-class _Probe:
-    def take(self, *given: Any) -> int:
-        return self.look(given)
-
-    def look(self, given: Sequence[Any]) -> int:
-        return sys.getrefcount(given[0])
-
-
-def _count_references() -> int:
-    """Count the references to an object that one variable of generated code holds.
-
-    Counted anew each time: while TorchDynamo evaluates frames, callers keep their arguments.
-    """
+def _references_of_a_variable() -> int:
+    """Count the references to an object in one variable and in a tuple, as `take` counts them."""
     value: list[Any] = []
-    return _Probe().take(value)
+    given = (value,)
+    return sys.getrefcount(given[0])
+
+
+_ONE_VARIABLE = _references_of_a_variable()
