@@ -5,9 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib.util
 import inspect
+import sys
 import traceback
 import warnings
+from pathlib import Path
+from textwrap import dedent
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -121,6 +126,60 @@ def test_all_that_a_function_is_stays() -> None:
     assert transformed.__kwdefaults__ == power.__kwdefaults__
     assert transformed.__globals__ is power.__globals__
     assert transformed.__code__.co_filename == power.__code__.co_filename
+
+
+def from_file(path: Path, source: str) -> ModuleType:
+    """Return a module with code that not every version of Python can read."""
+    path.write_text(dedent(source))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="no type parameters")
+def test_a_function_with_type_parameters(tmp_path: Path) -> None:
+    source = """
+        import numpy as np
+
+        class Scaled[S]:
+            def run[T](self, x: T, scale: float = 1.1) -> T:
+                kinds = []
+                for _ in range(12):
+                    x = np.tanh(x) * scale
+                    kinds.append((S, T))
+                return x, kinds
+    """
+    run = from_file(tmp_path / "generic.py", source).Scaled.run
+    transformed = remat.checkpoint_loops(run, strict=True)
+    assert transformed.__type_params__ == run.__type_params__
+    assert transformed.__annotations__ == run.__annotations__
+    assert transformed(None, X)[1] == run(None, X)[1]
+    one, other = (functools.partial(lambda f, x: f(None, x)[0], f) for f in (run, transformed))
+    assert_same_gradient(one, other, X)
+    assert regions(other, X) == 1
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are evaluated at once")
+def test_annotations_may_name_what_comes_later(tmp_path: Path) -> None:
+    source = """
+        import numpy as np
+        import remat
+
+        @remat.checkpoint_loops
+        def run(x: Later) -> Later:
+            for _ in range(12):
+                x = np.tanh(x)
+            return x
+
+        gradient = remat.grad(run)(np.ones(3))
+
+        class Later: ...
+    """
+    module = from_file(tmp_path / "deferred.py", source)
+    assert module.run.__annotations__ == {"x": module.Later, "return": module.Later}
 
 
 def test_as_a_decorator_with_and_without_options() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import copy
 import inspect
 from types import CellType, CodeType, FunctionType
 from typing import Any
@@ -114,14 +115,16 @@ def compile_function(function: Function, code: CodeType) -> CodeType:
     free = [ast.arg(name) for name in (*code.co_freevars, RUNTIME)]
     none: list[Any] = []
     arguments = ast.arguments(none, free, None, [], [], None, [])
-    factory = ast.FunctionDef(_FACTORY, arguments, [function], [], None)
-    if "type_params" in ast.FunctionDef._fields:
+    made = copy.copy(function)
+    factory = ast.FunctionDef(_FACTORY, arguments, [made], [], None)
+    if "type_params" in ast.FunctionDef._fields:  # from Python 3.12 on; they have a scope around it
+        made.type_params = []  # type: ignore[union-attr]
         factory.type_params = []  # type: ignore[attr-defined]
     module = ast.fix_missing_locations(ast.Module([factory], []))
     flags = code.co_flags & _FUTURE
     whole = compile(module, code.co_filename, "exec", flags=flags, dont_inherit=True)
-    made = _inner(_inner(whole, _FACTORY), code.co_name)
-    return _renamed(made, f"{_FACTORY}.<locals>.{code.co_name}", code.co_qualname)
+    inner = _inner(_inner(whole, _FACTORY), code.co_name)
+    return _renamed(inner, f"{_FACTORY}.<locals>.{code.co_name}", code.co_qualname)
 
 
 def _inner(code: CodeType, name: str) -> CodeType:
@@ -146,7 +149,11 @@ def function_with_code(function: FunctionType, code: CodeType, runtime: Any) -> 
     new = FunctionType(code, function.__globals__, function.__name__, None, closure)
     new.__defaults__ = function.__defaults__
     new.__kwdefaults__ = function.__kwdefaults__
-    for name in ("__annotations__", "__doc__", "__module__", "__qualname__", "__type_params__"):
+    # From Python 3.14 on annotations are evaluated when they are asked for: what they name may come
+    # later.
+    is_deferred = getattr(function, "__annotate__", None) is not None
+    annotations = "__annotate__" if is_deferred else "__annotations__"
+    for name in (annotations, "__doc__", "__module__", "__qualname__", "__type_params__"):
         if hasattr(function, name):
             setattr(new, name, getattr(function, name))
     new.__dict__.update(function.__dict__)
