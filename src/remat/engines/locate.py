@@ -182,7 +182,7 @@ def allocation_tracker(observer: Observer) -> AllocationTracker | None:
     """Return what tells an observer what a thread allocates, if an engine can."""
     if _array_type("torch") is None:
         return None
-    tracker: AllocationTracker = cast(Any, _load("torch")).AllocationTracker(observer)
+    tracker: AllocationTracker = cast(Any, _load("torch")).AllocationMode(observer)
     return tracker
 
 

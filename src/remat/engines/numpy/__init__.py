@@ -2,7 +2,8 @@
 
 from . import rules  # noqa: F401  (importing it is what registers them)
 from .arrays import NumpyArrays
-from .budget import Budget, enter_budget, record_trace, run_within, set_budget
+from .budget import NumpyBudget as Budget
+from .budget import enter_budget, record_trace, run_within, set_budget
 from .gradient import value_and_grad
 from .loop import run_loop, run_while
 from .scope import checkpoint_tensor, close_scope, is_marked, mark, name_tensor, open_scope

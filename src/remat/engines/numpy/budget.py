@@ -16,27 +16,34 @@ from ...plans import PassRecord, Plan, Trace
 from ...random_states import RandomStates, default_sources
 from .adapter import NUMPY
 from .op_facts import FACTS
-from .recording.region import Region, close_region, enter, threads
+from .recording.region import NumpyRegion, close_region, enter, threads
 from .tape import Recording, is_differentiable, is_tracing, record, zeros_like
 
-__all__ = ["Budget", "enter_budget", "record_trace", "record_within", "run_within", "set_budget"]
+__all__ = [
+    "NumpyBudget",
+    "enter_budget",
+    "record_trace",
+    "record_within",
+    "run_within",
+    "set_budget",
+]
 
 Run = Callable[[list[Any]], list[Any]]
 
 
 class _Threads(threading.local):
     def __init__(self) -> None:
-        self.budgets: list[Budget] = []  # that have begun, the innermost last
+        self.budgets: list[NumpyBudget] = []  # that have begun, the innermost last
 
 
 _threads = _Threads()
 
 
-class NumpyPassRegion(PassRegion, Region):
+class NumpyPassRegion(PassRegion, NumpyRegion):
     """The region of a whole gradient, or of a part of one."""
 
 
-class Budget(budget.Budget):
+class NumpyBudget(budget.Budget):
     """Keeps gradients within a memory budget."""
 
     engine = NUMPY
@@ -64,8 +71,8 @@ class Budget(budget.Budget):
             "decides what is held; call it outside of them"
         )
 
-    def make_region(self, name: str) -> Region:
-        return Region(name)
+    def make_region(self, name: str) -> NumpyRegion:
+        return NumpyRegion(name)
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -97,7 +104,9 @@ def record_within(run: Run, inputs: Sequence[Any], wanted: Sequence[bool]) -> Re
     return _record(_threads.budgets[-1], run, inputs, wanted)
 
 
-def _record(within: Budget, run: Run, inputs: Sequence[Any], wanted: Sequence[bool]) -> Recording:
+def _record(
+    within: NumpyBudget, run: Run, inputs: Sequence[Any], wanted: Sequence[bool]
+) -> Recording:
     def run_in_region(boxes: list[Any]) -> list[Any]:
         with within.recorded():
             return run(boxes)
@@ -105,7 +114,7 @@ def _record(within: Budget, run: Run, inputs: Sequence[Any], wanted: Sequence[bo
     return record(run_in_region, inputs, wanted)
 
 
-def run_within(within: Budget, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def run_within(within: NumpyBudget, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Call a function within a budget, if it is a part of what is being differentiated."""
     if not within.can_begin():
         return function(*args)
@@ -113,7 +122,7 @@ def run_within(within: Budget, function: Callable[..., Any], args: tuple[Any, ..
         return function(*args)
 
 
-def enter_budget(within: Budget) -> Budget:
+def enter_budget(within: NumpyBudget) -> NumpyBudget:
     """Begin gradients within a budget, and return it."""
     if is_tracing():
         raise UnsupportedError(
@@ -134,7 +143,7 @@ def record_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         given, keywords = trees.unflatten(structure, boxes)
         return trees.flatten(function(*given, **keywords))[0]
 
-    within = Budget(budget.PLENTY, budget.KeepAll)
+    within = NumpyBudget(budget.PLENTY, budget.KeepAll)
     states = RandomStates(default_sources())
     try:
         recording = _record(within, run, leaves, wanted)

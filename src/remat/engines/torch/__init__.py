@@ -2,9 +2,10 @@
 
 from .arrays import TorchArrays
 from .budget.forward import set_budget
-from .budget.manager import Budget, enter_budget, run_within
+from .budget.manager import TorchBudget as Budget
+from .budget.manager import enter_budget, run_within
 from .budget.recording import record_trace
-from .diagnostics.allocations import AllocationTracker
+from .diagnostics.allocations import AllocationMode
 from .diagnostics.verify import verify
 from .gradient import value_and_grad
 from .layers import choose_layers, describe_layers
@@ -15,7 +16,7 @@ from .segment import checkpoint_tensor, is_marked, mark, name_tensor, run_segmen
 
 __all__ = [
     "ARRAYS",
-    "AllocationTracker",
+    "AllocationMode",
     "Budget",
     "applied_to",
     "apply_to",

@@ -25,10 +25,10 @@ from ..memory.tensors import is_plain, storage_number
 from ..recording.stacks import is_mode_on, remove_mode
 from ..schema import call_in_mode, traits_of
 
-__all__ = ["AllocationTracker"]
+__all__ = ["AllocationMode"]
 
 
-class AllocationTracker(TorchDispatchMode):
+class AllocationMode(TorchDispatchMode):
     """Notifies an observer of what a thread allocates, from `start` to `stop`."""
 
     remat_looks_on = True

@@ -23,7 +23,7 @@ from ..backend import TorchDispatchMode, preserve_version_counter
 from ..generators import Generators, GeneratorStates
 from ..memory.tensors import flat, is_plain
 from ..randomness import Unrepeatable, draw, generator_of
-from ..schema import OpTraits, call_in_mode, traits_of
+from ..schema import SchemaTraits, call_in_mode, traits_of
 from .reach import Reach
 
 __all__ = ["SideEffects", "Snapshot", "StepMonitor"]
@@ -160,14 +160,14 @@ class StepMonitor(TorchDispatchMode):
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return out
 
-    def _before(self, traits: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, traits: SchemaTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for key in (*traits.writes, *traits.hidden_targets(args)):
             value = kwargs.get(key) if isinstance(key, str) else args[key : key + 1]
             for tensor in flat(value):
                 if isinstance(tensor, Tensor):
                     self._before_write(tensor)
 
-    def _draw(self, traits: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _draw(self, traits: SchemaTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an op that draws random numbers; note the generator, and its state before."""
         generator = generator_of(args, kwargs)
         out, drawn = draw(generator, partial(traits.call, *args, **kwargs))
