@@ -22,9 +22,9 @@ from ...core.meter import Meter
 from ...core.records import Op, Value, View
 from ...core.tracing import BackwardCost
 from .adapter import TORCH
-from .backend import TorchDispatchMode
 from .memory.tensors import flat, is_plain
-from .schema import traits_of
+from .observing import ObservingMode
+from .schema import SchemaTraits
 
 __all__ = [
     "Call",
@@ -152,21 +152,19 @@ def _with_grad(part: Any, leaves: list[Tensor]) -> Any:
     return part.clone()
 
 
-class _Metering(TorchDispatchMode):
+class _Metering(ObservingMode):
     """Counts what ops allocate."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.meter = Meter()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in flat(out) if traits_of(func).makes_memory else ():
+    def ran(
+        self, traits: SchemaTraits, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
+        for tensor in flat(out) if traits.makes_memory else ():
             if isinstance(tensor, Tensor):
                 self.meter.add(TORCH.memory(tensor))
-        return out
 
 
 # -- kernels on the CPU ----------------------------------------------------------------------------

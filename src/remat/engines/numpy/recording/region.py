@@ -60,7 +60,6 @@ class NumpyRegion(region.Region):
 
     is_open = True
     skips_below = 0  # bytes: ops all of whose arrays are smaller are not recorded
-    has_skipped = False
     observers: tuple[Observer, ...] = ()  # that are told of it once it has an op
 
     def __init__(self, name: str = "", *, retention: Retention | None = None) -> None:
@@ -75,10 +74,9 @@ class NumpyRegion(region.Region):
 
         Return whether its operands are understood. If not, the rule is to hold them as they are.
         """
-        if self._is_small(array, node.argnums, args):
-            self.has_skipped = True
-            return False
         self._begin_op()
+        if self._is_small(array, node.argnums, args):
+            return False
         name = f"numpy.{node.name.strip('_')}"
         operands: dict[int, Any] = {}
         seconds = time.perf_counter() - threads.last_op if self.is_attended else 0.0
