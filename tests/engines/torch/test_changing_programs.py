@@ -69,7 +69,7 @@ class Experts(nn.Module):
 
 
 def budget_of(manager):
-    return next(budget for budget in manager._budgets if hasattr(budget, "backward_ended"))
+    return next(each for each in manager._budgets if "torch" in type(each).__module__)
 
 
 def run(model, steps, budget=None):
