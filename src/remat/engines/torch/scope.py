@@ -12,7 +12,7 @@ from .region import Region
 from .segment import close_region, open_region
 from .selective import torch_policy
 
-__all__ = ["Scope", "close_scope", "open_scope"]
+__all__ = ["Scope", "open_scope"]
 
 
 class Scope(RegionAccess[Region]):
@@ -60,7 +60,3 @@ class Scope(RegionAccess[Region]):
 
 def open_scope(name: str, *, policy: Any) -> Scope:
     return Scope(name, torch_policy(policy))
-
-
-def close_scope(scope: Scope, *, quiet: bool) -> None:
-    scope.close(quiet=quiet)
