@@ -13,7 +13,7 @@ from torch import nn
 
 import remat
 from remat.engines.torch.budget.forward import BudgetedForward, set_budget
-from remat.engines.torch.budget.manager import TorchBudget, enter_budget, run_within
+from remat.engines.torch.budget.manager import TorchBudget, run_within
 from remat.plans import Plan, Stage, Trace, simulate
 
 from .networks import GPT, ResNet, UNet
@@ -80,7 +80,7 @@ def test_the_judge_knows_the_peak(network, plans) -> None:
     model = {"gpt": GPT(3, 64, 0.0), "resnet": ResNet(6, 8), "unet": UNet(8)}[network]
     inputs = GPT.inputs(4, 128) if network == "gpt" else ResNet.inputs(4, 32)
     budget = TorchBudget("1GB", planning(_only_what_is_needed(plans)))
-    enter_budget(budget)
+    budget.enter()
     for _ in range(3):
         model(*inputs).backward()
         model.zero_grad()

@@ -19,14 +19,7 @@ from .op_facts import FACTS
 from .recording.region import NumpyRegion, close_region, enter, threads
 from .tape import Recording, is_differentiable, is_tracing, record, zeros_like
 
-__all__ = [
-    "NumpyBudget",
-    "enter_budget",
-    "record_trace",
-    "record_within",
-    "run_within",
-    "set_budget",
-]
+__all__ = ["NumpyBudget", "record_trace", "record_within"]
 
 Run = Callable[[list[Any]], list[Any]]
 
@@ -49,7 +42,13 @@ class NumpyBudget(budget.Budget):
     engine = NUMPY
     facts = FACTS
 
-    def begin(self) -> Self:
+    def enter(self) -> Self:
+        if is_tracing():
+            raise UnsupportedError(
+                "a memory budget is for a whole gradient, and a function is being differentiated "
+                "already; put the CheckpointManager, or memory_budget=, around the outermost "
+                "gradient"
+            )
         _threads.budgets.append(self)
         return self
 
@@ -70,6 +69,12 @@ class NumpyBudget(budget.Budget):
             "it is inside of a scope, a checkpointed region or a gradient with a budget, which "
             "decides what is held; call it outside of them"
         )
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        if not self.can_begin():
+            return function(*args)
+        with self.recorded():
+            return function(*args)
 
     def make_region(self, name: str) -> NumpyRegion:
         return NumpyRegion(name)
@@ -114,24 +119,6 @@ def _record(
     return record(run_in_region, inputs, wanted)
 
 
-def run_within(within: NumpyBudget, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Call a function within a budget, if it is a part of what is being differentiated."""
-    if not within.can_begin():
-        return function(*args)
-    with within.recorded():
-        return function(*args)
-
-
-def enter_budget(within: NumpyBudget) -> NumpyBudget:
-    """Begin gradients within a budget, and return it."""
-    if is_tracing():
-        raise UnsupportedError(
-            "a memory budget is for a whole gradient, and a function is being differentiated "
-            "already; put the CheckpointManager, or memory_budget=, around the outermost gradient"
-        )
-    return within.begin()
-
-
 def record_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
     """Run a function forward and backward; return what it did."""
     leaves, structure = trees.flatten((args, kwargs))
@@ -154,10 +141,3 @@ def record_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     recording.go_back(seeds, [None] * len(leaves), once=True)
     trace = within.planned[0].trace if within.planned else Trace((), ())
     return budget.with_backward(trace, time.perf_counter() - began)
-
-
-def set_budget(model: Any, memory_budget: int | float | str | None, planner: Any) -> Any:
-    raise UnsupportedError(
-        f"auto_checkpoint takes a module of PyTorch, got {type(model).__name__}; for a NumPy "
-        'function write remat.grad(f, memory_budget="64MB")'
-    )

@@ -24,7 +24,6 @@ from .tape import is_tracing, plain
 __all__ = [
     "NumpyScope",
     "checkpoint_tensor",
-    "close_scope",
     "is_marked",
     "mark",
     "name_tensor",
@@ -88,10 +87,6 @@ def _is_open(region: NumpyRegion) -> bool:
 
 def open_scope(name: str, *, policy: Any) -> NumpyScope:
     return NumpyScope(name, None if policy is None else as_policy(policy))
-
-
-def close_scope(scope: NumpyScope, *, quiet: bool) -> None:
-    scope.close(quiet=quiet)
 
 
 # -- single arrays ---------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from .region import TorchRegion
 from .segment import close_region, open_region
 from .selective import torch_policy
 
-__all__ = ["TorchScope", "close_scope", "open_scope"]
+__all__ = ["TorchScope", "open_scope"]
 
 
 class TorchScope(RegionAccess[TorchRegion]):
@@ -60,7 +60,3 @@ class TorchScope(RegionAccess[TorchRegion]):
 
 def open_scope(name: str, *, policy: Any) -> TorchScope:
     return TorchScope(name, torch_policy(policy))
-
-
-def close_scope(scope: TorchScope, *, quiet: bool) -> None:
-    scope.close(quiet=quiet)

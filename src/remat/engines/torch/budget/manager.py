@@ -35,7 +35,7 @@ from ..segment import refuse_transforms
 from .agreement import agreed_bytes, agreed_seconds, is_shared
 from .sections import ModuleSections, find_sections
 
-__all__ = ["TorchBudget", "enter_budget", "run_within"]
+__all__ = ["TorchBudget", "run_within"]
 
 
 class TorchPassRegion(PassRegion, TorchRegion):
@@ -193,6 +193,21 @@ class TorchBudget(budget.Budget):
             self._pass = self.new_pass()
             self._region.begin(self._pass)
 
+    def enter(self) -> Self:
+        recorder = recorder_of_this_thread()
+        if recorder.opened:
+            raise UnsupportedError(
+                "a CheckpointManager cannot be entered inside of a checkpointed region, scope or "
+                "other manager; put it around them: they are obeyed inside"
+            )
+        mode = changing_mode()
+        if mode is not None:
+            raise UnsupportedError(f"a CheckpointManager does not work here: {why_it_counts(mode)}")
+        return self.begin(meters_backward=True)
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        return run_within(self, function, args)
+
     # -- what the core asks ------------------------------------------------------------------------
 
     def make_region(self, name: str) -> TorchRegion:
@@ -233,20 +248,6 @@ class TorchBudget(budget.Budget):
         """An optimizer has made a step: what ran before it belongs to no pass."""
         if self._recording is recorder_of_this_thread():
             self.restart()
-
-
-def enter_budget(budget: TorchBudget) -> TorchBudget:
-    """Begin passes within a budget, and return it; they end when backward passes do."""
-    recorder = recorder_of_this_thread()
-    if recorder.opened:
-        raise UnsupportedError(
-            "a CheckpointManager cannot be entered inside of a checkpointed region, scope or other "
-            "manager; put it around them: they are obeyed inside"
-        )
-    mode = changing_mode()
-    if mode is not None:
-        raise UnsupportedError(f"a CheckpointManager does not work here: {why_it_counts(mode)}")
-    return budget.begin(meters_backward=True)
 
 
 class _Accumulated:
