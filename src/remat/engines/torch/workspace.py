@@ -23,7 +23,7 @@ from ...core.records import Op, Value, View
 from ...core.tracing import BackwardCost
 from .adapter import TORCH
 from .memory.tensors import flat, is_plain
-from .observing import ObservingMode
+from .modes import ObservingMode
 from .schema import SchemaTraits
 
 __all__ = [

@@ -21,7 +21,7 @@ from ....loops.accounts import is_inside_a_region
 from ....observers import Observer
 from ..backend import is_functorch_tensor, push_dispatch_mode
 from ..memory.tensors import is_plain, storage_number
-from ..observing import ObservingMode
+from ..modes import ObservingMode
 from ..recording.stacks import is_mode_on, remove_mode
 from ..schema import SchemaTraits
 

@@ -20,10 +20,10 @@ from ....errors import RecomputeMismatchError
 from ....segments import SegmentOptions
 from ....verification import Verification
 from ..adapter import TORCH
-from ..generators import Generators
 from ..memory.tensors import flat
-from ..observing import ObservingMode
+from ..modes import ObservingMode
 from ..op_facts import FACTS
+from ..randomness import Generators
 from ..referenced_tensors import referenced_tensors
 from ..schema import SchemaTraits
 from ..segment import close_region, open_region

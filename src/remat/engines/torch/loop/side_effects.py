@@ -20,10 +20,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ....errors import UnsupportedError
 from ..backend import preserve_version_counter
-from ..generators import Generators, GeneratorStates
 from ..memory.tensors import flat, is_plain
-from ..observing import ObservingMode
-from ..randomness import Unrepeatable, draw, generator_of
+from ..modes import ObservingMode
+from ..randomness import Generators, GeneratorStates, Unrepeatable, draw, generator_of
 from ..schema import SchemaTraits
 from .reach import Reach
 
