@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import (
 )
 
 import remat
-from remat.engines.torch.budget.manager import Budget
+from remat.engines.torch.budget.manager import TorchBudget
 
 from ..engines.torch.oracles import planning
 from ..engines.torch.random_plans import RandomPlans
@@ -120,7 +120,7 @@ def check_within_a_budget(program: Program) -> Verdict:
     Half of the programs run as in a manager, where a forward without a backward comes before each.
     Where plain torch can run it with another size of its inputs, each second pass has that.
     """
-    budget = Budget("1GB", planning(RandomPlans(program.seed)))
+    budget = TorchBudget("1GB", planning(RandomPlans(program.seed)))
     # Half of them without regions inside: passes are settled then.
     library = remat if program.seed // 6 % 2 else kit.plain
     with warnings.catch_warnings(), torch.random.fork_rng():
@@ -185,7 +185,7 @@ def _resized(program: Program) -> Iterator[Program]:
 
 
 @contextlib.contextmanager
-def _within(budget: Budget, evaluated: CodeType | None = None) -> Iterator[None]:
+def _within(budget: TorchBudget, evaluated: CodeType | None = None) -> Iterator[None]:
     budget.begin(meters_backward=evaluated is not None)
     try:
         if evaluated is not None:

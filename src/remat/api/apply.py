@@ -6,10 +6,9 @@ import logging
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..engines.locate import ScopeEngine, engine_with_scopes, is_torch_module
+from ..engines.locate import ModuleEngine, engine_of_module
 from ..schedules.check import options_by_name, whole_number
 from ..segments import SegmentOptions
-from ..sizes import shown
 from .budgets import auto_checkpoint
 from .segments import check_option, check_policy, run_segment
 from .wrapped import refuse_module_class
@@ -102,11 +101,9 @@ def applied(model: Any) -> list[str]:
     return _engine(model).applied_to(model)
 
 
-def _engine(model: Any) -> ScopeEngine:
+def _engine(model: Any) -> ModuleEngine:
     refuse_module_class(model, "model")
-    if not is_torch_module(model):
-        raise TypeError(f"model must be a torch.nn.Module, got {shown(model)}")
-    return engine_with_scopes()
+    return engine_of_module(model)
 
 
 def _apply_budget(

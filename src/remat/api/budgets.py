@@ -10,8 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from ..core.budget import Budget
 from ..engines.compiling import is_compiling
-from ..engines.locate import engine_with_scopes, engines_with_scopes
+from ..engines.locate import Engine, engine_of_module, engines_in_use
 from ..errors import RematError, UnsupportedError
 from ..plans import PassRecord, Trace
 from ..plans.planner import Plans
@@ -61,7 +62,9 @@ def auto_checkpoint(model: M, memory_budget: int | float | str | None) -> M:
     refuse_module_class(model, "model")
     if memory_budget is not None:
         check_memory_budget(memory_budget, "memory_budget")
-    result: M = engine_with_scopes().set_budget(model, memory_budget, _plans_of)
+    result: M = engine_of_module(
+        model, '; for a NumPy function write remat.grad(f, memory_budget="64MB")'
+    ).set_budget(model, memory_budget, _plans_of)
     return result
 
 
@@ -72,21 +75,20 @@ class GradientBudget:
         if memory_budget is not None:
             check_memory_budget(memory_budget, "memory_budget")
         self._amount = memory_budget
-        self._budgets: dict[str, Any] = {}  # by engine
+        self._budgets: dict[Engine, Budget] = {}
 
     @contextmanager
-    def within(self, engine: Any) -> Iterator[None]:
+    def within(self, engine: Engine) -> Iterator[None]:
         """Compute a gradient within the budget, if there is one."""
         if self._amount is None:
             yield
             return
-        name = engine.__name__
-        if name not in self._budgets:
-            self._budgets[name] = engine.Budget(self._amount, _plans_of)
-        budget = self._budgets[name]
-        begun: list[Any] = []
+        if engine not in self._budgets:
+            self._budgets[engine] = engine.Budget(self._amount, _plans_of)
+        budget = self._budgets[engine]
+        begun: list[Budget] = []
         try:
-            begun.append(engine.enter_budget(budget))  # in one line: no interrupt comes between
+            begun.append(budget.enter())  # in one line: no interrupt comes between
             yield
             budget.end()
         except BaseException:
@@ -142,7 +144,7 @@ class CheckpointManager:
         self._max_memory_mb: float | None = None
         self._memory_budget: int | float | str | None = None
         self._memory_threshold = 1.0
-        self._budgets: list[Any] = []  # one for each engine
+        self._budgets: list[Budget] = []  # one for each engine
         self.auto_checkpoint = auto_checkpoint
         self.memory_threshold = memory_threshold
         self.max_memory_mb = max_memory_mb
@@ -228,7 +230,7 @@ class CheckpointManager:
             )
         if getattr(self._entered, "is_open", False):
             raise RuntimeError("this CheckpointManager is entered already; leave it first")
-        begun: list[Any] = []
+        begun: list[Budget] = []
         try:
             if self.auto_checkpoint:
                 self._begin(begun)
@@ -239,18 +241,18 @@ class CheckpointManager:
             _fail(begun)
             raise
 
-    def _begin(self, begun: list[Any]) -> None:
+    def _begin(self, begun: list[Budget]) -> None:
         """Begin the budgets of all engines, and note each in the list."""
         if not self._has_budget:
             raise ValueError(
                 "a manager needs a budget: give max_memory_mb or memory_budget, or pass "
                 "auto_checkpoint=False to leave the choice to marks and scopes"
             )
-        engines = engines_with_scopes()
+        engines = engines_in_use()
         for engine in engines[len(self._budgets) :]:
             self._budgets.append(engine.Budget(self._amount, _plans_of, share=self._share))
-        for engine, budget in zip(engines, self._budgets, strict=True):
-            begun.append(engine.enter_budget(budget))  # in one line: no interrupt comes between
+        for budget in self._budgets:
+            begun.append(budget.enter())  # in one line: no interrupt comes between
 
     def __exit__(
         self,
@@ -371,7 +373,7 @@ class CheckpointManager:
         return f"CheckpointManager({text}, auto_checkpoint={self.auto_checkpoint})"
 
 
-def _fail(budgets: Iterable[Any]) -> None:
+def _fail(budgets: Iterable[Budget]) -> None:
     """End passes within budgets after an exception; those that have ended stay so."""
     for budget in budgets:
         budget.end(failed=True)

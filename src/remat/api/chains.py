@@ -193,7 +193,7 @@ class ActivationCheckpointer:
         schedule = Given(steps, tuple(p for p in positions if p < steps))
         store = PassStore(self._store, structure, layer_at, held)
         options = LoopOptions(steps, None, None, schedule, store)
-        sizes = _Sizes()
+        sizes = _LayerSizes()
         # A partial, not a closure: engines search the parts of a `partial` for captured arrays, but
         # not closures of this library.
         step = functools.partial(_run_layer, forward_fn, items, sizes)
@@ -245,7 +245,7 @@ class ActivationCheckpointer:
         return _listed(sorted(self._activations))
 
 
-class _Sizes:
+class _LayerSizes:
     """The bytes of activations, by position."""
 
     def __init__(self) -> None:
@@ -253,7 +253,7 @@ class _Sizes:
 
 
 def _run_layer(
-    forward_fn: Forward, items: list[Any], sizes: _Sizes, activation: Any, place: Any
+    forward_fn: Forward, items: list[Any], sizes: _LayerSizes, activation: Any, place: Any
 ) -> tuple[Any, tuple[()]]:
     activation = forward_fn(activation, items[int(place)])
     sizes.known[int(place)] = nbytes_of(activation)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from ..engines.locate import ScopeEngine, engine_of_call
+from ..engines.locate import engine_of_call
 from ..plans import Plan, Trace
 from ..reports.budget import MemoryReport
 from ..sizes import format_bytes, parse_bytes, shown
@@ -169,9 +169,4 @@ def _trace_of(function: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) ->
     refuse_module_class(function, "model_or_function")
     if not callable(function):
         raise TypeError(f"model_or_function must be a model or a function, got {shown(function)}")
-    trace: Trace = _engine_of(function, inputs, kwargs).record_trace(function, inputs, kwargs)
-    return trace
-
-
-def _engine_of(function: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> ScopeEngine:
-    return cast(ScopeEngine, engine_of_call(function, inputs, kwargs))
+    return engine_of_call(function, inputs, kwargs).record_trace(function, inputs, kwargs)

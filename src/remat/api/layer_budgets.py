@@ -43,17 +43,15 @@ def _run(layers: Sequence[Layer], value: Any) -> Any:
 class _LayerBudget:
     """The budget of one chain, with the plans that were made for it."""
 
-    def __init__(self, engine: Any, memory_budget: int | float | str) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, memory_budget: int | float | str) -> None:
         self._budget = engine.Budget(memory_budget, self._plans_of)
         self._ends: list[int] = []
 
     def why_not(self) -> str:
-        reason: str = self._budget.why_not()
-        return reason
+        return self._budget.why_not()
 
     def run(self, layers: list[Layer], input: Any) -> Any:
-        return self._engine.run_within(self._budget, self._run, (layers, input))
+        return self._budget.run(self._run, (layers, input))
 
     def _run(self, layers: list[Layer], value: Any) -> Any:
         self._ends = ends = []

@@ -8,7 +8,7 @@ from typing import Any
 from .. import trees
 from ..engines.compiling import uncompiled
 from ..engines.locate import engine_for
-from ..loops import Budget, LoopOptions, ScheduleName
+from ..loops import LoopOptions, MemorySize, ScheduleName
 from ..loops.options import check_budget
 from ..schedules import Schedule
 from ..schedules.check import options_by_name, whole_number
@@ -27,7 +27,7 @@ def checkpointed_loop(
     seq_length: int,
     num_checkpoints: int | None = None,
     *,
-    memory_budget: Budget | None = None,
+    memory_budget: MemorySize | None = None,
     schedule: ScheduleName | Schedule = "auto",
     store: str | Store = "memory",
     progress: bool = False,
@@ -90,7 +90,7 @@ def checkpointed_scan(
     xs: Any,
     num_checkpoints: int | None = None,
     *,
-    memory_budget: Budget | None = None,
+    memory_budget: MemorySize | None = None,
     schedule: ScheduleName | Schedule = "auto",
     store: str | Store = "memory",
     progress: bool = False,

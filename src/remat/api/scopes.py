@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from .. import trees
 from ..engines.compiling import is_compiling
-from ..engines.locate import engine_with_scopes
+from ..engines.locate import OpenScope, engine_in_use
 from ..errors import RematError, UnsupportedError
 from ..policies import save_everything
 from ..schedules.check import options_by_name
@@ -40,7 +40,7 @@ class CheckpointNode:
     """
 
     def __init__(
-        self, output: Any = None, *, is_checkpoint: bool = True, region: Any = None
+        self, output: Any = None, *, is_checkpoint: bool = True, region: OpenScope | None = None
     ) -> None:
         self.output = output
         self.is_checkpoint = is_checkpoint
@@ -160,15 +160,16 @@ class CheckpointScope:
                 self._leave(quiet=True)
             raise
 
-    def _open(self, stack: list[Any]) -> None:
+    def _open(self, stack: list[OpenScope | None]) -> None:
         if not self.is_enabled:
             stack.append(None)
             return
-        engine = engine_with_scopes()
+        engine = engine_in_use()
         # In one line: no interrupt comes between, and what is open is always on the stack.
-        stack.append((engine, engine.open_scope(self.name, policy=self._policy())))
-        region = stack[-1][1]
-        self._nodes = [node for node in self._nodes if node._region.is_alive]
+        stack.append(engine.open_scope(self.name, policy=self._policy()))
+        region = stack[-1]
+        assert region is not None
+        self._nodes = [n for n in self._nodes if n._region is not None and n._region.is_alive]
         if region.records:
             self._nodes.append(CheckpointNode(is_checkpoint=self.use_recomputation, region=region))
 
@@ -186,15 +187,14 @@ class CheckpointScope:
             raise
 
     def _leave(self, *, quiet: bool) -> None:
-        stack = self._entered.__dict__.get("stack")
+        stack: list[OpenScope | None] | None = self._entered.__dict__.get("stack")
         if not stack:
             raise RematError(
                 f"the scope {self.name!r} was left more often than it was entered in this thread; "
                 "write `with scope:`, which leaves it once"
             )
         if stack[-1] is not None:
-            engine, region = stack[-1]
-            engine.close_scope(region, quiet=quiet)
+            stack[-1].close(quiet=quiet)
         stack.pop()
 
     def _policy(self) -> Any:
@@ -244,7 +244,7 @@ def mark_checkpoint(tensor: Any) -> Any:
     1
     array([-0.403, -0.403])
     """
-    return engine_with_scopes(tensor).mark(tensor)
+    return engine_in_use(tensor).mark(tensor)
 
 
 def name(tensor: Any, name: str) -> Any:
@@ -261,7 +261,7 @@ def name(tensor: Any, name: str) -> Any:
     """
     if not isinstance(name, str) or not name:
         raise TypeError(f"name must be text, got {shown(name)}")
-    return engine_with_scopes(tensor).name_tensor(tensor, name)
+    return engine_in_use(tensor).name_tensor(tensor, name)
 
 
 def is_checkpoint(tensor: Any) -> bool:
@@ -271,4 +271,4 @@ def is_checkpoint(tensor: Any) -> bool:
     >>> is_checkpoint(torch.ones(3)), is_checkpoint(mark_checkpoint(torch.ones(3)))
     (False, True)
     """
-    return engine_with_scopes(tensor).is_marked(tensor)
+    return engine_in_use(tensor).is_marked(tensor)

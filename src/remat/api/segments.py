@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, overload
 
 from ..engines.compiling import compiled_segment, is_compiling, is_selective_policy
-from ..engines.locate import engine_for, engine_of_call, is_torch_module
+from ..engines.locate import engine_for, engine_of_call, engine_of_module, is_torch_module
 from ..plans.policy import as_policy, refuse_makers
 from ..segments import ContextPolicy, SegmentOptions
 from ..sizes import did_you_mean, parse_bytes, shown
@@ -280,7 +280,7 @@ class _SegmentRunner:
 def wrap(fn: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
     """Return `fn`, a function or module, with calls replaced by `run(fn, args, kwargs)`."""
     if is_torch_module(fn):
-        module: Callable[..., Any] = engine_for([], fn).checkpointed_module(fn, run)
+        module: Callable[..., Any] = engine_of_module(fn).checkpointed_module(fn, run)
         return module
     return CheckpointedFunction(fn, run)
 

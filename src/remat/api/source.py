@@ -14,7 +14,7 @@ from ..engines.compiling import is_compiling
 from ..engines.locate import is_torch_module
 from ..engines.values import LoadedValues
 from ..errors import LoopTransformError, RematWarning
-from ..loops import Budget, LoopOptions, ScheduleName
+from ..loops import LoopOptions, MemorySize, ScheduleName
 from ..schedules.check import one_of, options_by_name, whole_number
 from ..sizes import did_you_mean, shown
 from ..source import Items, Options, Steps, transform
@@ -36,7 +36,7 @@ def checkpoint_loops(
     f: Any = None,
     num_checkpoints: int | None = None,
     *,
-    memory_budget: Budget | None = None,
+    memory_budget: MemorySize | None = None,
     schedule: ScheduleName = "auto",
     store: str | Store = "memory",
     min_steps: int = _MIN_STEPS,
@@ -136,7 +136,7 @@ steps.makes_steps = True  # type: ignore[attr-defined]
 def _options(
     *,
     num_checkpoints: int | None = None,
-    memory_budget: Budget | None = None,
+    memory_budget: MemorySize | None = None,
     schedule: Any = "auto",
     store: str | Store = "memory",
     min_steps: int = _MIN_STEPS,

@@ -91,7 +91,7 @@ class Accounting:
             if is_new:
                 observer.kept(number, plain=nbytes)
         if saved.tensor is not None or value.held is not None:
-            self.got(saved, tensor)
+            self.filled(saved, tensor)
             self._kept[key] = nbytes
 
     def _memory(self, tensor: Tensor) -> tuple[Hashable, int]:
@@ -135,14 +135,14 @@ class Accounting:
 
     # -- backward ----------------------------------------------------------------------------------
 
-    def got(self, saved: SavedTensor, tensor: Tensor) -> None:
+    def filled(self, saved: SavedTensor, tensor: Tensor) -> None:
         watch = saved.watch
         if isinstance(watch, Watch):
             self._lost(watch)
             watch.held, nbytes = self._memory(tensor)
             self._holds(watch.held, nbytes)
 
-    def lost(self, saved: SavedTensor) -> None:
+    def emptied(self, saved: SavedTensor) -> None:
         if isinstance(saved.watch, Watch):
             self._lost(saved.watch)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 from weakref import WeakKeyDictionary
 
 from ..errors import BudgetTooSmallError
@@ -98,6 +98,22 @@ class Budget:
         if len(self._goes_on) > _MANY:
             self._goes_on.clear()
         self._goes_on.add(op)
+
+    def enter(self) -> Self:
+        """Begin passes within this budget; `end` ends them."""
+        raise NotImplementedError
+
+    def end(self, *, failed: bool = False) -> None:
+        """End what `enter` began; raise if no plan fits the budget."""
+        raise NotImplementedError
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Call a function as a pass, or as a part of one, if there is a derivative to be taken."""
+        raise NotImplementedError
+
+    def why_not(self) -> str:
+        """Return what keeps a pass with gradients from having a budget of its own, or ""."""
+        raise NotImplementedError
 
     # -- what a pass asks (passes.Owner) -----------------------------------------------------------
 

@@ -381,7 +381,7 @@ class BudgetedPass:
                 self.hold_on(stage, value)
 
     def _keep(self, value: Value, tensor: Tensor) -> None:
-        value.companion = None  # a by-product does not go with what its op is run for
+        value.dies_with = None  # a by-product does not go with what its op is run for
         if _is_to_decide(value):
             self._engine.hold_made(value, tensor)
             self._evictor.keeps(value, self.tracer.nbytes(value))
@@ -566,13 +566,13 @@ class BudgetedPass:
         if self._accounting is not None:
             self._accounting.replayed(ops, seconds)
 
-    def got(self, saved: SavedTensor, tensor: Tensor) -> None:
+    def filled(self, saved: SavedTensor, tensor: Tensor) -> None:
         if self._accounting is not None:
-            self._accounting.got(saved, tensor)
+            self._accounting.filled(saved, tensor)
 
-    def lost(self, saved: SavedTensor) -> None:
+    def emptied(self, saved: SavedTensor) -> None:
         if self._accounting is not None:
-            self._accounting.lost(saved)
+            self._accounting.emptied(saved)
 
     def handed_over(self) -> None:
         if self._accounting is not None:

@@ -149,7 +149,7 @@ class Value:
     is_snapshot = False  # a copy is held, because writes to it may not be counted
     must_recompute = False  # by `checkpoint(tensor)`: no policy keeps it
     name = ""  # given with `remat.name`
-    companion: Any = None  # weak reference that drops a by-product with its main output
+    dies_with: Any = None  # weak reference that drops a by-product with its main output
     # The geometry of the tensor that the op returned, noted once there are views: `y.data =
     # y.data.t()` may change the tensor, and a replay must return the original. Before that, only
     # size and dtype are known, which a replay compares.

@@ -100,10 +100,10 @@ class RegionObserver(ReplayObserver, Protocol):
     def used(self, saved: SavedTensor) -> None:
         """A derivative asks for a saved tensor."""
 
-    def got(self, saved: SavedTensor, tensor: Tensor) -> None:
+    def filled(self, saved: SavedTensor, tensor: Tensor) -> None:
         """A saved tensor holds its tensor."""
 
-    def lost(self, saved: SavedTensor) -> None:
+    def emptied(self, saved: SavedTensor) -> None:
         """A saved tensor no longer holds its tensor."""
 
     def handed_over(self) -> None: ...
@@ -158,7 +158,7 @@ class SavedTensor:
     def drop(self) -> None:
         self.tensor, self.is_kept = None, False
         if self.region.observer is not None:
-            self.region.observer.lost(self)
+            self.region.observer.emptied(self)
 
     def unchanged_tensor(self) -> Tensor | None:
         """Return the tensor, if it is held and no derivative has written to it."""
@@ -359,11 +359,6 @@ class Region:
             if saved is not None:
                 yield saved
 
-    def forget_released(self) -> None:
-        """Remove released saved tensors from the list, but remember that there were some."""
-        alive = [reference for reference in self.saved if reference() is not None]
-        self.saved = alive or self.saved[:1]
-
     # -- backward ----------------------------------------------------------------------------------
 
     def compute(self, asked: SavedTensor) -> Tensor:
@@ -397,7 +392,7 @@ class Region:
             else:
                 saved.receive(tensor)
             if self.observer is not None:
-                self.observer.got(saved, tensor)
+                self.observer.filled(saved, tensor)
         if result is None:  # another thread has recomputed it in the meantime
             (result,) = self._compute([asked.operand])
         return result
@@ -423,7 +418,7 @@ class Region:
         """Note a saved tensor that holds a tensor lent by a later region."""
         self._borrowed = (*self._borrowed, ref(saved))
         if self.observer is not None and saved.tensor is not None:
-            self.observer.got(saved, saved.tensor)
+            self.observer.filled(saved, saved.tensor)
 
     def await_end(self, task: int) -> None:
         if self._ends_with != task:

@@ -100,7 +100,7 @@ def keep_by_products(made: Made, engine: Engine) -> None:
     for reference in small:
         by_product = reference()
         if by_product is not None:
-            by_product.companion = ref(largest, partial(_drop_by_product, ref(main), reference))
+            by_product.dies_with = ref(largest, partial(_drop_by_product, ref(main), reference))
 
 
 def _drop_by_product(main: ref[Value], by_product: ref[Value], _: Any) -> None:

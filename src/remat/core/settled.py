@@ -159,7 +159,7 @@ class SettledPass:
         step = self._step
         for (value, tensor), keeps in zip(made, step.keeps, strict=False):
             if keeps and value.op is not None:
-                value.companion = None
+                value.dies_with = None
                 if value.held is None and not value.must_recompute:
                     engine.hold_made(value, tensor)
         for output, stages in step.held_on.items():

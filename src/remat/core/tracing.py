@@ -20,7 +20,7 @@ from ..plans.trace import Value as TracedValue
 from .engine import Engine
 from .records import Made, Op, Origin, Value, memory_of, value_of
 
-__all__ = ["Backward", "Key", "OpFacts", "PlainOperand", "Tracer", "key_of"]
+__all__ = ["BackwardCost", "Key", "OpFacts", "PlainOperand", "Tracer", "key_of"]
 
 Tensor = Any  # an array of the engine
 Key = tuple[Any, ...]  # what makes two ops equal
@@ -28,7 +28,7 @@ _MOST_TRACERS = 8  # whose number of a value is known
 _tracers = itertools.count()
 
 
-class Backward(NamedTuple):
+class BackwardCost(NamedTuple):
     """What the backward of a kind of op takes."""
 
     workspace: int = 0  # bytes at its peak, without the gradients that it returns
@@ -71,7 +71,7 @@ class OpFacts(Protocol):
     def measure(self) -> None:
         """Find out what the backward of the ops takes that were noted."""
 
-    def backward(self, key: Hashable) -> Backward:
+    def backward(self, key: Hashable) -> BackwardCost:
         """Return what the backward of a kind of op takes, as far as it is known."""
 
     def reads_shapes_only(self, func: Any) -> bool:

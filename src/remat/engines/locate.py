@@ -3,43 +3,94 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import trees
 from ..errors import UnsupportedError
 from ..introspect import names_in, references
 from ..observers import AllocationTracker, Observer
 from ..segments import SegmentOptions
-from ..stores import Arrays
+from ..sizes import shown
 from ..verification import Verification
+
+if TYPE_CHECKING:
+    from ..core.budget import Budget as PassBudget
+    from ..loops import LoopOptions, MemorySize, Progress
+    from ..plans import Trace
+    from ..plans.planner import Planner
+    from ..stores import Arrays, Store
 
 __all__ = [
     "Engine",
-    "ScopeEngine",
+    "ModuleEngine",
+    "OpenScope",
     "allocation_tracker",
     "engine_for",
+    "engine_in_use",
     "engine_of_call",
-    "engine_with_scopes",
-    "engines_with_scopes",
+    "engine_of_module",
+    "engines_in_use",
     "is_torch_module",
 ]
+
+
+class OpenScope(Protocol):
+    """A region that was opened by hand, and access to it after it was closed."""
+
+    name: str
+    records: bool  # whether ops are recorded in it
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its backward pass may still come."""
+        ...
+
+    def close(self, *, quiet: bool) -> None: ...
+
+    def held(self) -> list[Any]: ...
+
+    def recompute(self) -> list[Any]: ...
+
+    def drop(self) -> None: ...
 
 
 class Engine(Protocol):
     """What an engine brings; a module can be one."""
 
-    ARRAYS: Arrays  # what stores have to know of its arrays
+    @property
+    def ARRAYS(self) -> Arrays:
+        """What stores have to know of its arrays."""
+        ...
 
-    def run_loop(self, function: Any, state: Any, options: Any, **keywords: Any) -> Any: ...
+    def run_loop(
+        self,
+        function: Any,
+        state: Any,
+        options: LoopOptions,
+        *,
+        xs: Any = None,
+        progress: Progress | None = None,
+    ) -> tuple[Any, Any, Mapping[int, Any]]:
+        """Run a loop, or a scan if `xs` is given; return final state, outputs and checkpoints."""
+        ...
 
     def run_while(
-        self, condition: Any, function: Any, state: Any, *args: Any, **keywords: Any
-    ) -> Any: ...
+        self,
+        condition: Any,
+        function: Any,
+        state: Any,
+        num_checkpoints: int | None,
+        memory_budget: MemorySize | None,
+        *,
+        store: Store | None = None,
+        progress: Progress | None = None,
+    ) -> tuple[Any, Mapping[int, Any]]:
+        """Run a loop whose length shows at its end; return final state and checkpoints."""
+        ...
 
     def run_segment(
         self,
@@ -48,10 +99,7 @@ class Engine(Protocol):
         kwargs: dict[str, Any],
         options: SegmentOptions,
     ) -> Any:
-        """Call the function; forget what it computes on the way."""
-
-    def checkpointed_module(self, module: Any, run: Callable[..., Any]) -> Any:
-        """Return a module over the same parameters whose calls are `run(call, args, kwargs)`."""
+        """Call the function; drop the activations that it computes."""
 
     def checkpoint_tensor(self, tensor: Any, threshold: int | None) -> Any:
         """Do not hold this tensor, if it has more bytes than `threshold`; return it."""
@@ -64,19 +112,20 @@ class Engine(Protocol):
         options: SegmentOptions,
     ) -> Verification:
         """Run with and without checkpointing, and compare."""
+        ...
 
     def value_and_grad(
-        self, function: Any, wrt: Any, args: Any, kwargs: Any, init_grad: Any
-    ) -> Any: ...
+        self,
+        function: Any,
+        wrt: Sequence[int],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        init_grad: Any,
+    ) -> tuple[Any, list[Any]]: ...
 
-
-class ScopeEngine(Protocol):
-    """What an engine brings that can record ops as they run."""
-
-    def open_scope(self, name: str, *, policy: Any) -> Any:
+    def open_scope(self, name: str, *, policy: Any) -> OpenScope:
         """Begin a region; the policy says what is kept, None: nothing."""
-
-    def close_scope(self, scope: Any, *, quiet: bool) -> None: ...
+        ...
 
     def mark(self, tensor: Any) -> Any:
         """Hold this tensor; return it."""
@@ -86,25 +135,33 @@ class ScopeEngine(Protocol):
     def name_tensor(self, tensor: Any, name: str) -> Any:
         """Give a tensor a name for policies and reports; return it."""
 
-    def Budget(self, budget: int | float | str, planner: Any, *, share: float = 1.0) -> Any:
+    def Budget(
+        self, budget: int | float | str, planner: Planner, *, share: float = 1.0
+    ) -> PassBudget:
         """Return what keeps passes within a budget; `planner` makes plans of traces."""
+        ...
 
-    def run_within(self, budget: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Call a function as a pass, or a part of one, within a budget."""
+    def record_trace(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
+        """Run a function forward and backward; return what it did."""
+        ...
 
-    def enter_budget(self, budget: Any) -> Any:
-        """Begin passes within a budget, and return it; `budget.end()` ends them."""
 
-    def record_trace(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Run a function forward and backward; return what it did as a `plans.Trace`."""
+class ModuleEngine(Engine, Protocol):
+    """What an engine brings that has modules: PyTorch's."""
 
-    def set_budget(self, model: Any, budget: int | float | str | None, planner: Any) -> Any:
-        """Let the forward pass of a model keep to a budget; return the model."""
+    def checkpointed_module(self, module: Any, run: Callable[..., Any]) -> Any:
+        """Return a module over the same parameters whose calls are `run(call, args, kwargs)`."""
+
+    def set_budget(
+        self, module: Any, memory_budget: int | float | str | None, planner: Planner
+    ) -> Any:
+        """Let the forward pass of a module keep to a budget; return the module."""
 
     def choose_layers(
         self, model: Any, layers: Any, every: int
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the chosen modules of a model by path, and those that `every` leaves out."""
+        ...
 
     def describe_layers(self, layers: dict[str, Any]) -> str: ...
 
@@ -119,6 +176,10 @@ class ScopeEngine(Protocol):
     def remove_from(self, model: Any) -> None: ...
 
     def applied_to(self, model: Any) -> list[str]: ...
+
+    def AllocationMode(self, observer: Observer) -> AllocationTracker:
+        """Return what tells an observer what a thread allocates."""
+        ...
 
 
 # The array type of each framework, looked up only if the framework has been imported.
@@ -153,37 +214,44 @@ def engine_of_call(
     return engine_for(trees.flatten((args, kwargs))[0], function)
 
 
-def engine_with_scopes(value: Any = None) -> ScopeEngine:
-    """Return the engine that records ops as they run.
+def engine_in_use(value: Any = None) -> Engine:
+    """Return the engine that records what the program runs now.
 
     If `value` is an array, it tells. Otherwise NumPy's, while a NumPy function is being
     differentiated in this thread; else that of PyTorch, if the program uses it; else NumPy's.
     """
     tensor = _array_type("torch")
     if tensor is None or (not isinstance(value, tensor) and _is_of_numpy(value)):
-        return cast(ScopeEngine, _load("numpy"))
-    return cast(ScopeEngine, _load("torch"))
+        return _load("numpy")
+    return _load("torch")
 
 
-def engines_with_scopes() -> list[ScopeEngine]:
+def engines_in_use() -> list[Engine]:
     """Return all engines that the program may use: NumPy's, and that of PyTorch if imported."""
     frameworks = ["numpy"] if _array_type("torch") is None else ["numpy", "torch"]
-    return [cast(ScopeEngine, _load(framework)) for framework in frameworks]
+    return [_load(framework) for framework in frameworks]
+
+
+def engine_of_module(model: Any, remedy: str = "") -> ModuleEngine:
+    """Return the engine of a module; only PyTorch has some. `remedy` is for functions of NumPy."""
+    if not is_torch_module(model):
+        raise TypeError(f"model must be a torch.nn.Module, got {shown(model)}{remedy}")
+    return _torch_engine()
 
 
 def _is_of_numpy(value: Any) -> bool:
     if value is not None and _is_array(value):
         return True
-    engine = sys.modules.get("remat.engines.numpy")  # if it is not loaded, it traces nothing
-    return engine is not None and bool(engine.is_tracing())
+    if "remat.engines.numpy" not in sys.modules:  # if it is not loaded, it traces nothing
+        return False
+    from .numpy import is_tracing  # noqa: PLC0415
+
+    return is_tracing()
 
 
 def allocation_tracker(observer: Observer) -> AllocationTracker | None:
     """Return what tells an observer what a thread allocates, if an engine can."""
-    if _array_type("torch") is None:
-        return None
-    tracker: AllocationTracker = cast(Any, _load("torch")).AllocationTracker(observer)
-    return tracker
+    return None if _array_type("torch") is None else _torch_engine().AllocationMode(observer)
 
 
 def is_torch_module(value: Any) -> bool:
@@ -199,7 +267,20 @@ def _load(framework: str) -> Engine:
             "this version of remat has no engine for jax; convert to NumPy arrays or to tensors "
             "of torch, or use a version that lists it in its CHANGELOG"
         )
-    return cast(Engine, importlib.import_module(f"remat.engines.{framework}"))
+    return _torch_engine() if framework == "torch" else _numpy_engine()
+
+
+def _numpy_engine() -> Engine:
+    from . import numpy as engine  # noqa: PLC0415  (an engine is loaded when it is needed)
+
+    return engine
+
+
+@functools.cache
+def _torch_engine() -> ModuleEngine:
+    from . import torch as engine  # noqa: PLC0415
+
+    return engine
 
 
 def _array_type(framework: str) -> Any:

@@ -4,14 +4,13 @@ from .accounts import Account, LoopEvents, is_inside_a_region
 from .checkpoints import checkpoints_of
 from .lengths import KnownLength, Length, UnknownLength
 from .lifecycle import LoopPass
-from .options import Budget, LoopOptions, Measured, ScheduleName
+from .options import LoopOptions, Measured, MemorySize, ScheduleName
 from .outputs import StepOutputs, state_and_output
 from .protocols import LoopObserver, LoopSteps, PassSteps, Progress, StepOperations
 from .runner import LoopRun
 
 __all__ = [
     "Account",
-    "Budget",
     "KnownLength",
     "Length",
     "LoopEvents",
@@ -21,6 +20,7 @@ __all__ = [
     "LoopRun",
     "LoopSteps",
     "Measured",
+    "MemorySize",
     "PassSteps",
     "Progress",
     "ScheduleName",

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from ..schedules import Disk, Online, Schedule, Tier
 from ..sizes import parse_budget
 from ..stores import Checkpoints, DiskStore, MemoryStore, Store
-from .options import Budget, LoopOptions, Measured, parse_memory
+from .options import LoopOptions, Measured, MemorySize, parse_memory
 from .protocols import LoopObserver, LoopSteps, Progress
 from .runner import LoopRun
 
@@ -162,7 +162,7 @@ class UnknownLength:
         goes_on: Callable[[Any], Any],
         replay: list[Any],
         num_checkpoints: int | None,
-        memory_budget: Budget | None,
+        memory_budget: MemorySize | None,
         store: Store,
     ) -> None:
         self._goes_on = goes_on

@@ -38,10 +38,10 @@ from ..schedules.choose import default_checkpoints
 from ..sizes import format_bytes, parse_budget
 from ..stores import DiskStore, MemoryStore, Store
 
-__all__ = ["Budget", "LoopOptions", "Measured", "ScheduleName"]
+__all__ = ["LoopOptions", "Measured", "MemorySize", "ScheduleName"]
 
 ScheduleName = Literal["auto", "revolve", "uniform", "all"]
-Budget = int | float | str
+MemorySize = int | float | str
 
 # Up to 2 % more forward work is accepted for a lower peak: the last percents are dear.
 _TOLERANCE = 0.02
@@ -69,7 +69,7 @@ class LoopOptions:
 
     steps: int
     num_checkpoints: int | None
-    memory_budget: Budget | None
+    memory_budget: MemorySize | None
     schedule: ScheduleName | Schedule  # a schedule: to be run as it is, whatever a step takes
     store: Store = field(default_factory=MemoryStore)
     _is_on_disk: bool = field(default=False, init=False)  # whether a given schedule uses disk slots
@@ -268,7 +268,7 @@ def _plan(steps: int, **room: Any) -> Schedule:
     return plan_loop(steps, **room).schedule
 
 
-def check_budget(num_checkpoints: int | None, memory_budget: Budget | None) -> None:
+def check_budget(num_checkpoints: int | None, memory_budget: MemorySize | None) -> None:
     if num_checkpoints is not None and memory_budget is not None:
         raise ValueError(
             "give either num_checkpoints or memory_budget, got "
@@ -278,7 +278,7 @@ def check_budget(num_checkpoints: int | None, memory_budget: Budget | None) -> N
         parse_budget(memory_budget, whole=1)
 
 
-def parse_memory(budget: Budget | None, steps: int, measured: Measured) -> int:
+def parse_memory(budget: MemorySize | None, steps: int, measured: Measured) -> int:
     """Return a budget in bytes, and say so if not even one step fits into it."""
     state, tape, working, given, *_ = measured
     assert budget is not None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..core.meter import Meter
 from ..plans.trace import Trace
 
 __all__ = ["MemoryAccounting", "RegionTotals"]
@@ -59,8 +60,8 @@ class MemoryAccounting:
         self._naming = threading.Lock()
         self._name_numbers: dict[str, int] = {}
         self._regions: list[RegionTotals] = []  # by the numbers of their names
-        self._plain = _RefCountedBytes()
-        self._held = _RefCountedBytes()
+        self._plain = Meter()
+        self._held = Meter()
         self._curve = _Curve()
         self._traces: dict[int, Trace] = {}
 
@@ -166,7 +167,7 @@ class MemoryAccounting:
             enter, what = self._queue.popleft()
             enter(*what)
             if not self._only_totals:
-                self._curve.add(self._plain.total, self._held.total)
+                self._curve.add(self._plain.live, self._held.live)
 
     def _totals(self, region: int) -> RegionTotals:
         return self._regions[region & ((1 << _NAME_BITS) - 1)]
@@ -204,29 +205,6 @@ class MemoryAccounting:
     def _enter_rounded(self, region: int, error: float) -> None:
         totals = self._totals(region)
         totals.error = max(totals.error, error)
-
-
-class _RefCountedBytes:
-    """Bytes by key; what is put several times counts once until it is taken as often."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self.peak = 0
-        self._things: dict[Hashable, tuple[int, int]] = {}  # how often, and bytes
-
-    def put(self, key: Hashable, nbytes: int) -> None:
-        times, known = self._things.get(key, (0, nbytes))
-        self._things[key] = times + 1, known
-        if not times:
-            self.total += nbytes
-            self.peak = max(self.peak, self.total)
-
-    def take(self, key: Hashable) -> None:
-        times, nbytes = self._things.pop(key, (0, 0))  # held before it began: not ours
-        if times > 1:
-            self._things[key] = times - 1, nbytes
-        else:
-            self.total -= nbytes
 
 
 class _Curve:

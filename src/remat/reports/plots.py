@@ -173,7 +173,7 @@ def schedule_paths(actions: Iterable[Action]) -> SchedulePaths:
     >>> schedule_paths(StoreAll(2)).work
     4
     """
-    return _Tracer().follow(actions)
+    return _PathFinder().follow(actions)
 
 
 def plot_schedule(
@@ -203,7 +203,7 @@ def plot_schedule(
     return _write(figure, path)
 
 
-class _Tracer:
+class _PathFinder:
     """Walks over the actions and notes where each line starts and ends."""
 
     def __init__(self) -> None:

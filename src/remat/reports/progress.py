@@ -89,7 +89,7 @@ def _bars() -> _Bars:
     """
     console = Console(stderr=True)
     if console.is_jupyter and not find_spec("ipywidgets"):
-        return _Line()
+        return _LineOfBars()
     return _RichBars(console)
 
 
@@ -124,7 +124,7 @@ class _RichBars:
         self._progress.stop()
 
 
-class _Line:
+class _LineOfBars:
     """All bars in one line of text that is written over and over."""
 
     def __init__(self) -> None:

@@ -4,8 +4,8 @@ The checkpoints of a pass are ranges of one temporary file without a name, so no
 however the pass or the process ends.
 
 A background thread writes large checkpoints and reads the next one ahead. It refers to a
-`_Checkpoint` while it works on it, never to the `DiskCheckpoints`: if nobody else does, these are
-freed at once, and the executor ends its thread.
+`_DiskCheckpoint` while it works on it, never to the `DiskCheckpoints`: if nobody else does,
+these are freed at once, and the executor ends its thread.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class DiskStore:
 def _measure(arrays: Arrays, leaves: list[Any], file: ScratchFile) -> tuple[float, float]:
     try:
         start = time.perf_counter()
-        checkpoint = _Checkpoint(arrays, leaves, file)
+        checkpoint = _DiskCheckpoint(arrays, leaves, file)
         checkpoint.write()
         middle = time.perf_counter()
         checkpoint.leaves(arrays, checkpoint.read())
@@ -100,7 +100,7 @@ def _measure(arrays: Arrays, leaves: list[Any], file: ScratchFile) -> tuple[floa
         file.close()
 
 
-class _Checkpoint:
+class _DiskCheckpoint:
     """One checkpoint: its bytes are in memory until they are in the file."""
 
     def __init__(self, arrays: Arrays, leaves: list[Any], file: ScratchFile) -> None:
@@ -141,7 +141,7 @@ class _Checkpoint:
         return [once[place] for place in self._places]
 
 
-class DiskCheckpoints(CheckpointsByKey[_Checkpoint]):
+class DiskCheckpoints(CheckpointsByKey[_DiskCheckpoint]):
     """The checkpoints of one pass. They belong to the process that made them."""
 
     exact = True
@@ -155,7 +155,7 @@ class DiskCheckpoints(CheckpointsByKey[_Checkpoint]):
         self._process = os.getpid()
         self._executor = ThreadPoolExecutor(1, "remat disk store")  # one: writes stay in order
         self._writes: deque[Future[None]] = deque()  # the oldest first
-        self._ahead: tuple[_Checkpoint, Future[list[memoryview]]] | None = None
+        self._ahead: tuple[_DiskCheckpoint, Future[list[memoryview]]] | None = None
         self._is_fast = True  # until writing a small checkpoint took too long
         self._failure: str | None = None  # (text: an exception would keep its frames alive)
         self._is_reported = False
@@ -166,7 +166,7 @@ class DiskCheckpoints(CheckpointsByKey[_Checkpoint]):
 
     def put(self, key: int, leaves: list[Any]) -> None:
         self._check(in_flight=_IN_FLIGHT - 1)
-        checkpoint = _Checkpoint(self._arrays, leaves, self._file)
+        checkpoint = _DiskCheckpoint(self._arrays, leaves, self._file)
         if key in self._held:
             self.drop(key)
         self._held[key] = checkpoint
@@ -232,11 +232,11 @@ class DiskCheckpoints(CheckpointsByKey[_Checkpoint]):
         self._is_reported = True
         raise StoreError(self._failure)
 
-    def _is_small(self, checkpoint: _Checkpoint) -> bool:
+    def _is_small(self, checkpoint: _DiskCheckpoint) -> bool:
         """Say whether the caller writes and reads a checkpoint, and not the thread."""
         return self._is_fast and checkpoint.nbytes <= _SMALL
 
-    def _fetch(self, checkpoint: _Checkpoint) -> list[memoryview]:
+    def _fetch(self, checkpoint: _DiskCheckpoint) -> list[memoryview]:
         """Return the bytes of a checkpoint; the memory is the caller's if they are in the file."""
         parts = checkpoint.parts  # (read once: the thread clears it)
         if parts is not None:
@@ -248,7 +248,7 @@ class DiskCheckpoints(CheckpointsByKey[_Checkpoint]):
                 return future.result()
         return checkpoint.read()
 
-    def _read_ahead(self, checkpoint: _Checkpoint) -> None:
+    def _read_ahead(self, checkpoint: _DiskCheckpoint) -> None:
         """Read the checkpoint that will be asked for next; forget any other."""
         if checkpoint.parts is not None or self._is_small(checkpoint):
             return

@@ -49,13 +49,13 @@ class _Rounded(NamedTuple):
     kind: Hashable
 
 
-class _Checkpoint(NamedTuple):
+class _RoundedCheckpoint(NamedTuple):
     parts: list[Any]
     places: list[int]  # of each leaf among the parts
     nbytes: int
 
 
-class ReducedPrecisionCheckpoints(CheckpointsByKey[_Checkpoint]):
+class ReducedPrecisionCheckpoints(CheckpointsByKey[_RoundedCheckpoint]):
     exact = False
     in_memory = True
 
@@ -81,7 +81,7 @@ class ReducedPrecisionCheckpoints(CheckpointsByKey[_Checkpoint]):
         """Return leaves as they would come back, without storing them."""
         return self._leaves(self._round(leaves)[0])
 
-    def _round(self, leaves: list[Any]) -> tuple[_Checkpoint, float]:
+    def _round(self, leaves: list[Any]) -> tuple[_RoundedCheckpoint, float]:
         once, places = distinct(leaves)
         parts, total, largest = [], 0, 0.0
         for leaf in once:
@@ -89,9 +89,9 @@ class ReducedPrecisionCheckpoints(CheckpointsByKey[_Checkpoint]):
             largest = max(largest, error)
             total += self._arrays.nbytes(narrow)
             parts.append(leaf if narrow is leaf else _Rounded(narrow, self._arrays.kind(leaf)))
-        return _Checkpoint(parts, places, total), largest
+        return _RoundedCheckpoint(parts, places, total), largest
 
-    def _leaves(self, checkpoint: _Checkpoint) -> list[Any]:
+    def _leaves(self, checkpoint: _RoundedCheckpoint) -> list[Any]:
         parts, places, _ = checkpoint
         once = [self._widened(part) if isinstance(part, _Rounded) else part for part in parts]
         return [once[place] for place in places]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import remat
-from remat.engines.torch.budget.manager import Budget, run_within
+from remat.engines.torch.budget.manager import TorchBudget, run_within
 from remat.plans import Plan, Trace
 from remat.plans.planner import Planner
 
@@ -49,7 +49,7 @@ def in_a_group(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def in_a_budget(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a function as an unplanned pass that has room for nothing: all is evicted."""
     planner = planning(lambda trace, budget: Plan(frozenset()))
-    return run_within(Budget(1, planner), fn, args, kwargs)
+    return run_within(TorchBudget(1, planner), fn, args, kwargs)
 
 
 class MadePlans:

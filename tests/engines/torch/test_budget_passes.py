@@ -13,7 +13,7 @@ from torch import nn
 
 import remat
 from remat.engines.torch.budget.forward import BudgetedForward, set_budget
-from remat.engines.torch.budget.manager import Budget, enter_budget, run_within
+from remat.engines.torch.budget.manager import TorchBudget, run_within
 from remat.plans import Plan, Stage, Trace, simulate
 
 from .networks import GPT, ResNet, UNet
@@ -41,7 +41,7 @@ def test_any_plan_gives_the_gradients_of_the_plain_program(network, seed) -> Non
     torch.manual_seed(seed)
     plain = NETWORKS[network]()
     model, inputs = copy.deepcopy(plain), plain.inputs()
-    budget = Budget("1MB", planning(RandomPlans(seed)))
+    budget = TorchBudget("1MB", planning(RandomPlans(seed)))
     for step in range(6):  # settled from the fourth on
         expected = gradients(plain, plain, *inputs, seed=step)
         found = gradients(
@@ -60,7 +60,7 @@ def test_what_runs_again_is_what_the_judge_says(network, replayed) -> None:
     model = NETWORKS[network]()
     if network == "gpt":
         model = GPT(dropout=0.0)
-    budget = Budget("1MB", planning(keep_nothing))
+    budget = TorchBudget("1MB", planning(keep_nothing))
     for _ in range(3):
         replayed.clear()
         gradients(model, lambda *args: run_within(budget, model, args, {}), *model.inputs())
@@ -79,8 +79,8 @@ def test_the_judge_knows_the_peak(network, plans) -> None:
     """
     model = {"gpt": GPT(3, 64, 0.0), "resnet": ResNet(6, 8), "unet": UNet(8)}[network]
     inputs = GPT.inputs(4, 128) if network == "gpt" else ResNet.inputs(4, 32)
-    budget = Budget("1GB", planning(_only_what_is_needed(plans)))
-    enter_budget(budget)
+    budget = TorchBudget("1GB", planning(_only_what_is_needed(plans)))
+    budget.enter()
     for _ in range(3):
         model(*inputs).backward()
         model.zero_grad()
@@ -100,7 +100,7 @@ def test_what_a_plan_keeps_for_nothing_is_not_held() -> None:
             x = x * 0.5 + 1.0  # of which backward needs nothing
         return torch.sin(x).sum()
 
-    budget = Budget("1GB", planning(keep_every_value))
+    budget = TorchBudget("1GB", planning(keep_every_value))
     x = torch.ones(1 << 18, requires_grad=True)  # 1 MB
     (expected,) = torch.autograd.grad(function(x), x)
     for _ in range(3):
@@ -143,14 +143,14 @@ def test_writes_through_views(write, plans) -> None:
             found = [torch.autograd.grad(function(), w)[0] for _ in range(4)]
     else:
         make = {"kept": keep_every_value, "dropped": keep_nothing}[plans]
-        budget = Budget("10MB", planning(make))
+        budget = TorchBudget("10MB", planning(make))
         found = [torch.autograd.grad(run_within(budget, function, ()), w)[0] for _ in range(4)]
     for gradient in found:
         assert_same_bits(gradient, expected)
 
 
 def test_a_budget_that_another_thread_uses_is_refused() -> None:
-    budget = Budget("1GB", planning(keep_everything))
+    budget = TorchBudget("1GB", planning(keep_everything))
     inside, go_on = threading.Event(), threading.Event()
     x = torch.ones(8, requires_grad=True)
 
@@ -174,7 +174,7 @@ def test_a_budget_that_another_thread_uses_is_refused() -> None:
 
 
 def test_a_pass_that_cannot_begin_leaves_nothing_behind() -> None:
-    budget, x = Budget("1GB", planning(keep_everything)), torch.ones(8, requires_grad=True)
+    budget, x = TorchBudget("1GB", planning(keep_everything)), torch.ones(8, requires_grad=True)
     with (
         torch.autograd.graph.disable_saved_tensors_hooks("not here"),
         pytest.raises(remat.UnsupportedError, match="disabled"),
@@ -216,7 +216,7 @@ def _only_what_is_needed(planner):
 
 def test_another_program_leaves_the_plan_and_gets_one_of_its_own() -> None:
     plain = GPT(dropout=0.0)
-    model, budget = copy.deepcopy(plain), Budget("1MB", planning(keep_nothing))
+    model, budget = copy.deepcopy(plain), TorchBudget("1MB", planning(keep_nothing))
     shapes = [(2, 8), (2, 8), (3, 5), (2, 8), (3, 5), (3, 5)]
     for shape in shapes:
         inputs = GPT.inputs(*shape)
@@ -230,7 +230,7 @@ def test_another_program_leaves_the_plan_and_gets_one_of_its_own() -> None:
 def test_a_program_that_changes_half_way() -> None:
     """The plan is followed as far as it goes; from there on nothing is planned."""
     plain = GPT(4, dropout=0.0)
-    model, budget = copy.deepcopy(plain), Budget(1, planning(keep_nothing))
+    model, budget = copy.deepcopy(plain), TorchBudget(1, planning(keep_nothing))
     (tokens,) = GPT.inputs()
 
     def call(blocks: int, of: GPT) -> torch.Tensor:
@@ -280,7 +280,7 @@ def a_part(call, inputs, weights):
 @pytest.mark.parametrize("plans", [keep_everything, keep_nothing, RandomPlans(1), RandomPlans(2)])
 def test_ways_to_use_a_graph(use, plans) -> None:
     plain = ResNet()
-    model, budget = copy.deepcopy(plain), Budget("1MB", planning(plans))
+    model, budget = copy.deepcopy(plain), TorchBudget("1MB", planning(plans))
     for _ in range(3):
         expected = use(plain, plain.inputs(), list(plain.parameters()))
         found = use(
@@ -290,7 +290,7 @@ def test_ways_to_use_a_graph(use, plans) -> None:
 
 
 def test_nothing_is_left_of_a_pass_without_the_garbage_collector() -> None:
-    model, budget = GPT(dropout=0.0), Budget("1MB", planning(RandomPlans(5)))
+    model, budget = GPT(dropout=0.0), TorchBudget("1MB", planning(RandomPlans(5)))
     gc.collect()
     gc.disable()
     try:
@@ -313,7 +313,7 @@ def _tensor_bytes() -> int:
 
 
 def test_an_error_in_a_pass_leaves_nothing_behind() -> None:
-    model, budget = GPT(dropout=0.0), Budget("1MB", planning(keep_nothing))
+    model, budget = GPT(dropout=0.0), TorchBudget("1MB", planning(keep_nothing))
 
     def fails(tokens):
         model(tokens)
@@ -327,14 +327,14 @@ def test_an_error_in_a_pass_leaves_nothing_behind() -> None:
 
 
 def test_without_gradients_nothing_is_recorded() -> None:
-    model, budget = GPT(dropout=0.0), Budget("1MB", planning(keep_nothing))
+    model, budget = GPT(dropout=0.0), TorchBudget("1MB", planning(keep_nothing))
     with torch.no_grad():
         run_within(budget, model, model.inputs(), {})
     assert budget.planned == []
 
 
 def test_inside_of_a_region_the_region_decides(replayed) -> None:
-    model, budget = GPT(dropout=0.0), Budget("1MB", planning(keep_everything))
+    model, budget = GPT(dropout=0.0), TorchBudget("1MB", planning(keep_everything))
     loss = remat.checkpoint(lambda t: run_within(budget, model, (t,), {}), *model.inputs())
     loss.backward()
     assert budget.planned == []
@@ -350,7 +350,7 @@ def test_threads_keep_to_budgets_of_their_own() -> None:
     def train() -> None:
         try:
             plain = ResNet()
-            model, budget = copy.deepcopy(plain), Budget("1MB", planning(RandomPlans(1)))
+            model, budget = copy.deepcopy(plain), TorchBudget("1MB", planning(RandomPlans(1)))
             for _ in range(3):
                 found = gradients(
                     model, lambda *a: run_within(budget, model, a, {}), *plain.inputs()
@@ -416,7 +416,7 @@ def test_a_settled_plan_that_keeps_everything_is_not_recorded_any_more() -> None
 
 
 def test_a_parameter_with_the_id_of_another_one_gets_a_hook_of_its_own() -> None:
-    budget = Budget(1 << 30, lambda trace: None)
+    budget = TorchBudget(1 << 30, lambda trace: None)
     budget.begin(meters_backward=True)
     try:
         first, second = (torch.ones(2, requires_grad=True) for _ in range(2))

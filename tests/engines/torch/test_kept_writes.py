@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import remat
-from remat.engines.torch.budget.manager import Budget, run_within
+from remat.engines.torch.budget.manager import TorchBudget, run_within
 from remat.engines.torch.recording import recorder, storages, views, writes
 
 from .oracles import assert_same_bits, planning
@@ -112,7 +112,7 @@ def test_any_plan_over_writes_to_views_of_detached_memory(function) -> None:
     x = (X[:6, :6] * 1.5).requires_grad_()
     (expected,) = torch.autograd.grad(function(x).square().sum(), x)
     for seed in range(20):
-        budget = Budget("1GB", planning(RandomPlans(seed)))
+        budget = TorchBudget("1GB", planning(RandomPlans(seed)))
         for _ in range(3):
             found = torch.autograd.grad(run_within(budget, function, (x,)).square().sum(), x)
             assert_same_bits(found[0], expected)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import remat
 from remat.engines.torch import streams
-from remat.engines.torch.budget.manager import Budget, run_within
+from remat.engines.torch.budget.manager import TorchBudget, run_within
 from remat.engines.torch.recording import recorder
 from remat.plans import Plan
 
@@ -124,7 +124,7 @@ def test_who_takes_a_result_on_another_stream_waits_for_it(device) -> None:
 
 def test_the_stages_of_a_budget_know_the_streams(device) -> None:
     x = torch.linspace(0.0, 1.0, 5).requires_grad_()
-    budget = Budget("1GB", planning(lambda trace, budget: Plan(frozenset())))
+    budget = TorchBudget("1GB", planning(lambda trace, budget: Plan(frozenset())))
     for _ in range(2):
         a, b = run_within(budget, lambda: two_branches(device, x), ())
         device.log.clear()

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 import remat
-from remat.engines.torch.budget.manager import Budget, run_within
+from remat.engines.torch.budget.manager import TorchBudget, run_within
 
 from .oracles import in_a_budget, in_a_scope, in_a_scope_in_a_segment, planning
 from .random_plans import RandomPlans
@@ -219,7 +219,7 @@ def test_the_same_before_the_first_layer_that_trains(name) -> None:
 def test_any_plan(make) -> None:
     expected = gradients(lambda fn: fn(), make)
     for seed in range(4):
-        budget = Budget("1GB", planning(RandomPlans(seed)))
+        budget = TorchBudget("1GB", planning(RandomPlans(seed)))
         run = partial(run_within, budget, args=())
         for _ in range(4):
             assert equal(gradients(run, make), expected)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import remat
-from remat.engines.torch.budget.manager import Budget, run_within
+from remat.engines.torch.budget.manager import TorchBudget, run_within
 
 from .networks import ResNet, UNet
 from .oracles import planning
@@ -60,7 +60,7 @@ def trace_of(function, *inputs):
         trace = recorded
         return remat.plans.Plan(frozenset(recorded.saved))
 
-    run_within(Budget("1TB", planning(plan)), function, inputs)
+    run_within(TorchBudget("1TB", planning(plan)), function, inputs)
     return trace
 
 

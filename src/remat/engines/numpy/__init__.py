@@ -2,10 +2,11 @@
 
 from . import rules  # noqa: F401  (importing it is what registers them)
 from .arrays import NumpyArrays
-from .budget import Budget, enter_budget, record_trace, run_within, set_budget
+from .budget import NumpyBudget as Budget
+from .budget import record_trace
 from .gradient import value_and_grad
 from .loop import run_loop, run_while
-from .scope import checkpoint_tensor, close_scope, is_marked, mark, name_tensor, open_scope
+from .scope import checkpoint_tensor, is_marked, mark, name_tensor, open_scope
 from .segment import run_segment
 from .tape import is_tracing
 from .verify import verify
@@ -14,8 +15,6 @@ __all__ = [
     "ARRAYS",
     "Budget",
     "checkpoint_tensor",
-    "close_scope",
-    "enter_budget",
     "is_marked",
     "is_tracing",
     "mark",
@@ -25,8 +24,6 @@ __all__ = [
     "run_loop",
     "run_segment",
     "run_while",
-    "run_within",
-    "set_budget",
     "value_and_grad",
     "verify",
 ]

@@ -18,7 +18,7 @@ from .fingerprints import fingerprint
 from .memory_measure import memory_behind
 from .recording.constants import checked_once, decode
 
-__all__ = ["NUMPY", "Primitive", "array_bytes", "backward_pass", "is_pure", "traits_of"]
+__all__ = ["NUMPY", "PrimitiveTraits", "array_bytes", "backward_pass", "is_pure", "traits_of"]
 
 Array = Any  # an array, a number, or a list of them
 
@@ -26,7 +26,7 @@ _PURE = {"numpy", "autograd", "remat", "scipy"}  # packages whose primitives giv
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type, type(np.sum))
 
 
-class Primitive(NamedTuple):
+class PrimitiveTraits(NamedTuple):
     """What the core has to know of a primitive (core.records.OpTraits)."""
 
     func: str  # its name
@@ -35,10 +35,10 @@ class Primitive(NamedTuple):
     may_write: bool = False
 
 
-def traits_of(name: str, function: Callable[..., Any], result: Array) -> Primitive:
+def traits_of(name: str, function: Callable[..., Any], result: Array) -> PrimitiveTraits:
     """Return a primitive; one that is not known to give the same again is compared."""
     call = function if is_pure(function) else _Compared(name, function, fingerprint(result))
-    return Primitive(name, call)
+    return PrimitiveTraits(name, call)
 
 
 class _Compared:
@@ -117,7 +117,7 @@ class _Quiet:
 # -- the adapter -----------------------------------------------------------------------------------
 
 
-class Adapter:
+class NumpyAdapter:
     """What the core asks of NumPy (core.engine.Engine)."""
 
     replaying = _Quiet()
@@ -205,4 +205,4 @@ def _check(op: Op, value: Value, array: Array) -> None:
         )
 
 
-NUMPY = Adapter()
+NUMPY = NumpyAdapter()

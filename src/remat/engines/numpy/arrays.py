@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from ...stores import Narrow, overflow_error
 from .array_function import plain
 
-__all__ = ["Kind", "NumpyArrays"]
+__all__ = ["ArrayKind", "NumpyArrays"]
 
 _BLOCK = 1 << 16  # numbers that are rounded at once: their temporaries stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ArrayKind:
     """An array without its values."""
 
     dtype: np.dtype[Any]
@@ -40,14 +40,14 @@ class NumpyArrays:
         value = plain(leaf)
         return value.copy(order="K") if isinstance(value, np.ndarray) else value
 
-    def kind(self, leaf: Any) -> Kind | None:
+    def kind(self, leaf: Any) -> ArrayKind | None:
         # A subclass may be more than its memory (a mask, a file), so it is kept as it is.
         if type(leaf) is not np.ndarray and not isinstance(leaf, np.generic):
             return None
         if leaf.dtype.kind not in "biufcmMSUV" or leaf.dtype.hasobject or not leaf.itemsize:
             return None
         order = tuple(sorted(range(leaf.ndim), key=lambda axis: -abs(leaf.strides[axis])))
-        return Kind(leaf.dtype, leaf.shape, order, isinstance(leaf, np.generic))
+        return ArrayKind(leaf.dtype, leaf.shape, order, isinstance(leaf, np.generic))
 
     def narrowed(self, leaf: Any, dtype: Narrow) -> tuple[Any, float]:
         kind = self.kind(leaf)
@@ -64,7 +64,7 @@ class NumpyArrays:
             raise overflow_error(_largest_finite(numbers), dtype)
         return narrow, error
 
-    def widened(self, narrow: Any, kind: Kind) -> Any:
+    def widened(self, narrow: Any, kind: ArrayKind) -> Any:
         flat = np.empty(narrow.size * _real_type(kind.dtype).itemsize, np.uint8)
         numbers = flat.view(_real_type(kind.dtype))
         for block in _blocks(narrow.size):
@@ -76,17 +76,17 @@ class NumpyArrays:
         assert kind is not None
         return _flat(leaf, kind).view(np.uint8).data
 
-    def from_bytes(self, data: bytearray | memoryview, kind: Kind) -> Any:
+    def from_bytes(self, data: bytearray | memoryview, kind: ArrayKind) -> Any:
         return _shaped(np.frombuffer(data, kind.dtype), kind)
 
 
-def _flat(leaf: Any, kind: Kind) -> NDArray[Any]:
+def _flat(leaf: Any, kind: ArrayKind) -> NDArray[Any]:
     """Return the numbers in the order in which they lie in memory; a copy if there are gaps."""
     in_order: NDArray[Any] = np.asarray(leaf).transpose(kind.order)
     return np.ascontiguousarray(in_order).reshape(-1)
 
 
-def _shaped(flat: NDArray[Any], kind: Kind) -> Any:
+def _shaped(flat: NDArray[Any], kind: ArrayKind) -> Any:
     array = flat.reshape([kind.shape[axis] for axis in kind.order])
     array = array.transpose(np.argsort(kind.order)) if kind.order else array
     return array[()] if kind.scalar else array

@@ -29,7 +29,7 @@ from ...errors import RematError, UnsupportedError
 from . import array_function, pickles
 from .array_function import plain
 from .nodes import LoggedNode, Node, OpLog, cast, shape_and_dtype
-from .views import Chain, Link, Origin, has_strides_of, refuse_overlap, replaced, written
+from .views import Link, ViewChain, ViewOrigin, has_strides_of, refuse_overlap, replaced, written
 
 __all__ = ["OpLog", "TracedArray", "as_view", "captured_box", "plain", "root_box"]
 
@@ -171,9 +171,9 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
                 "a traced value was written into an array of an outer trace; return it instead"
             )
 
-    def as_owner(self, array: Any) -> tuple[Any, Chain | None]:
+    def as_owner(self, array: Any) -> tuple[Any, ViewChain | None]:
         """Return whose memory this is, and the way from there to here."""
-        return weakref.ref(self), Chain(array.strides, array.itemsize)
+        return weakref.ref(self), ViewChain(array.strides, array.itemsize)
 
     def _refuse_read_only(self) -> None:
         value = plain(self)
@@ -384,7 +384,7 @@ class TracedView(TracedArray):
 
     __slots__ = ("chain", "node", "owner", "seen", "viewed")
 
-    def __init__(self, value: Any, trace: int, node: Any, origin: Origin) -> None:
+    def __init__(self, value: Any, trace: int, node: Any, origin: ViewOrigin) -> None:
         self.owner: TracedArray | None = None if origin.owner is None else origin.owner()
         self.chain = origin.chain
         self._note(value, node)
@@ -435,7 +435,7 @@ class TracedView(TracedArray):
         last = links[-1]
         return last.function is ArrayBox.__getitem__ and _same_index(last.args[1], index)
 
-    def as_owner(self, array: Any) -> tuple[Any, Chain | None]:
+    def as_owner(self, array: Any) -> tuple[Any, ViewChain | None]:
         return None if self.owner is None else weakref.ref(self.owner), self.chain
 
     def _become(self, result: Any) -> None:
@@ -534,7 +534,7 @@ def _box_of(value: Any, trace: int, node: Any) -> Any:
 def as_view(box: TracedArray, array: TracedArray) -> TracedArray:
     """Return a box as a view of `array`, for what a function has returned."""
     owner, _ = array.as_owner(plain(array))
-    return _known(TracedView(box._value, box._trace, box._node, Origin(owner, None)))
+    return _known(TracedView(box._value, box._trace, box._node, ViewOrigin(owner, None)))
 
 
 @primitive  # type: ignore[untyped-decorator]

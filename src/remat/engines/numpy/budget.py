@@ -16,33 +16,39 @@ from ...plans import PassRecord, Plan, Trace
 from ...random_states import RandomStates, default_sources
 from .adapter import NUMPY
 from .op_facts import FACTS
-from .recording.region import Region, close_region, enter, threads
+from .recording.region import NumpyRegion, close_region, enter, threads
 from .tape import Recording, is_differentiable, is_tracing, record, zeros_like
 
-__all__ = ["Budget", "enter_budget", "record_trace", "record_within", "run_within", "set_budget"]
+__all__ = ["NumpyBudget", "record_trace", "record_within"]
 
 Run = Callable[[list[Any]], list[Any]]
 
 
 class _Threads(threading.local):
     def __init__(self) -> None:
-        self.budgets: list[Budget] = []  # that have begun, the innermost last
+        self.budgets: list[NumpyBudget] = []  # that have begun, the innermost last
 
 
 _threads = _Threads()
 
 
-class NumpyPassRegion(PassRegion, Region):
+class NumpyPassRegion(PassRegion, NumpyRegion):
     """The region of a whole gradient, or of a part of one."""
 
 
-class Budget(budget.Budget):
+class NumpyBudget(budget.Budget):
     """Keeps gradients within a memory budget."""
 
     engine = NUMPY
     facts = FACTS
 
-    def begin(self) -> Self:
+    def enter(self) -> Self:
+        if is_tracing():
+            raise UnsupportedError(
+                "a memory budget is for a whole gradient, and a function is being differentiated "
+                "already; put the CheckpointManager, or memory_budget=, around the outermost "
+                "gradient"
+            )
         _threads.budgets.append(self)
         return self
 
@@ -64,8 +70,14 @@ class Budget(budget.Budget):
             "decides what is held; call it outside of them"
         )
 
-    def make_region(self, name: str) -> Region:
-        return Region(name)
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        if not self.can_begin():
+            return function(*args)
+        with self.recorded():
+            return function(*args)
+
+    def make_region(self, name: str) -> NumpyRegion:
+        return NumpyRegion(name)
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -97,30 +109,14 @@ def record_within(run: Run, inputs: Sequence[Any], wanted: Sequence[bool]) -> Re
     return _record(_threads.budgets[-1], run, inputs, wanted)
 
 
-def _record(within: Budget, run: Run, inputs: Sequence[Any], wanted: Sequence[bool]) -> Recording:
+def _record(
+    within: NumpyBudget, run: Run, inputs: Sequence[Any], wanted: Sequence[bool]
+) -> Recording:
     def run_in_region(boxes: list[Any]) -> list[Any]:
         with within.recorded():
             return run(boxes)
 
     return record(run_in_region, inputs, wanted)
-
-
-def run_within(within: Budget, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Call a function within a budget, if it is a part of what is being differentiated."""
-    if not within.can_begin():
-        return function(*args)
-    with within.recorded():
-        return function(*args)
-
-
-def enter_budget(within: Budget) -> Budget:
-    """Begin gradients within a budget, and return it."""
-    if is_tracing():
-        raise UnsupportedError(
-            "a memory budget is for a whole gradient, and a function is being differentiated "
-            "already; put the CheckpointManager, or memory_budget=, around the outermost gradient"
-        )
-    return within.begin()
 
 
 def record_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
@@ -134,7 +130,7 @@ def record_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         given, keywords = trees.unflatten(structure, boxes)
         return trees.flatten(function(*given, **keywords))[0]
 
-    within = Budget(budget.PLENTY, budget.KeepAll)
+    within = NumpyBudget(budget.PLENTY, budget.KeepAll)
     states = RandomStates(default_sources())
     try:
         recording = _record(within, run, leaves, wanted)
@@ -145,10 +141,3 @@ def record_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     recording.go_back(seeds, [None] * len(leaves), once=True)
     trace = within.planned[0].trace if within.planned else Trace((), ())
     return budget.with_backward(trace, time.perf_counter() - began)
-
-
-def set_budget(model: Any, memory_budget: int | float | str | None, planner: Any) -> Any:
-    raise UnsupportedError(
-        f"auto_checkpoint takes a module of PyTorch, got {type(model).__name__}; for a NumPy "
-        'function write remat.grad(f, memory_budget="64MB")'
-    )

@@ -13,12 +13,12 @@ from autograd.tracer import isbox, trace_stack
 from ... import trees
 from ...errors import UnsupportedError
 from ...loops import (
-    Budget,
     KnownLength,
     Length,
     LoopOptions,
     LoopPass,
     LoopRun,
+    MemorySize,
     Progress,
     UnknownLength,
     state_and_output,
@@ -72,7 +72,7 @@ def run_while(
     function: Any,
     state: Any,
     num_checkpoints: int | None,
-    memory_budget: Budget | None,
+    memory_budget: MemorySize | None,
     *,
     store: Store | None = None,
     progress: Progress | None = None,

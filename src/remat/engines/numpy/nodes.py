@@ -22,7 +22,7 @@ from .recording.constants import Constant
 from .recording.region import threads
 from .recording.rule_templates import shape_only
 from .recording.rules import checked_rule
-from .views import Link, Origin, make_link
+from .views import Link, ViewOrigin, make_link
 
 __all__ = ["LoggedNode", "Node", "OpLog", "cast", "memory_of", "shape_and_dtype"]
 
@@ -111,7 +111,7 @@ class Node(VJPNode):  # type: ignore[misc]
 
     @property
     def is_view(self) -> bool:
-        return type(self.origin) is Origin
+        return type(self.origin) is ViewOrigin
 
     def initialize_root(self, value: Any) -> None:
         super().initialize_root()
@@ -202,7 +202,7 @@ _HOLDERS = (np.ndarray, tuple, list, dict)
 
 
 def _origin(value: Any, fun: Any, args: Any, kwargs: Any, argnums: Any, parents: Any) -> Any:
-    """Return an `Origin` if a result is in the memory of an operand; for a list, one a part."""
+    """Return an `ViewOrigin` if a result is in the memory of an operand; for a list, one a part."""
     if fun is container_take:  # a part of a result looks at what the result looks at
         origins = getattr(parents[0], "origin", None)
         found = origins[args[1]] if isinstance(origins, list | dict) else None
@@ -212,12 +212,12 @@ def _origin(value: Any, fun: Any, args: Any, kwargs: Any, argnums: Any, parents:
     if fun in _SUMS_OF_GRADIENTS and isinstance(plain(value), list | tuple | dict):
         return None  # (the program gets copies of gradients, so nobody writes to their parts)
 
-    def look(array: Any) -> Origin | None:
+    def look(array: Any) -> ViewOrigin | None:
         place = next((i for i, arg in enumerate(args) if _is_in(array, arg)), None)
         if place is None:
             return None
         if place not in argnums:
-            return Origin(None, None)
+            return ViewOrigin(None, None)
         return _origin_in(parents[argnums.index(place)], args[place], fun, args, kwargs, place)
 
     return _for_each(plain(value), look)
@@ -238,7 +238,7 @@ def _then(origin: Any, link: Link) -> Any:
     return origin and origin.then(link)
 
 
-def _for_each(value: Any, look: Callable[[Any], Origin | None]) -> Any:
+def _for_each(value: Any, look: Callable[[Any], ViewOrigin | None]) -> Any:
     if isinstance(value, list | tuple):
         return [_for_each(plain(part), look) for part in value]
     if isinstance(value, dict):
@@ -255,7 +255,7 @@ def _is_in(array: Any, operand: Any) -> bool:
 
 def _origin_in(
     parent: Any, operand: Any, fun: Any, args: Any, kwargs: dict[str, Any], place: int
-) -> Origin:
+) -> ViewOrigin:
     box = parent.box.traced() if isinstance(parent, Node) else None
     if box is None:
         raise UnsupportedError(
@@ -265,8 +265,8 @@ def _origin_in(
     operand = plain(operand)
     owner, chain = box.as_owner(operand)
     if chain is not None and is_pure(fun) and not _is_final(fun):
-        return Origin(owner, chain.then(make_link(fun, args, kwargs, place)))
-    return Origin(owner, None)
+        return ViewOrigin(owner, chain.then(make_link(fun, args, kwargs, place)))
+    return ViewOrigin(owner, None)
 
 
 def _is_final(function: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...core.records import Op, Value, memory_of
-from ...core.tracing import Backward
+from ...core.tracing import BackwardCost
 from .recording.constants import Constant, constants_in
 
 __all__ = ["FACTS"]
@@ -16,8 +16,8 @@ __all__ = ["FACTS"]
 _WORKSPACE = 2  # arrays of the size of the largest operand that a rule computes on its way
 
 
-class Facts:
-    """Facts about ops. All that is traced has a gradient; rules say what they save."""
+class NumpyFacts:
+    """NumpyFacts about ops. All that is traced has a gradient; rules say what they save."""
 
     saves_when_done = True
     name = staticmethod(str)
@@ -39,8 +39,8 @@ class Facts:
 
     def measure(self) -> None: ...
 
-    def backward(self, key: Hashable) -> Backward:
-        return Backward()
+    def backward(self, key: Hashable) -> BackwardCost:
+        return BackwardCost()
 
     def plain_operands(self, op: Op) -> Iterable[Constant]:
         return constants_in([op.args, op.keywords])
@@ -74,4 +74,4 @@ def _bytes(value: Value) -> int:
     return 0 if value.dtype is None else int(np.prod(value.size)) * int(value.dtype.itemsize)
 
 
-FACTS = Facts()
+FACTS = NumpyFacts()

@@ -18,13 +18,12 @@ from ...sizes import shown
 from ..region_access import RegionAccess
 from .adapter import array_bytes
 from .nodes import Node
-from .recording.region import Region, close_region, hold, open_region, threads
+from .recording.region import NumpyRegion, close_region, hold, open_region, threads
 from .tape import is_tracing, plain
 
 __all__ = [
-    "Scope",
+    "NumpyScope",
     "checkpoint_tensor",
-    "close_scope",
     "is_marked",
     "mark",
     "name_tensor",
@@ -32,13 +31,13 @@ __all__ = [
 ]
 
 
-class Scope(RegionAccess[Region]):
+class NumpyScope(RegionAccess[NumpyRegion]):
     """Access to a region that does not keep it alive: only its backward pass does."""
 
     def __init__(self, name: str, policy: Policy | None) -> None:
         self.name = name
         self.records = is_tracing()
-        self._open: Region | None = None
+        self._open: NumpyRegion | None = None
         if self.records:
             self._open = open_region(name, policy=policy)
         super().__init__(self._open)
@@ -77,7 +76,7 @@ class Scope(RegionAccess[Region]):
             )
 
 
-def _is_open(region: Region) -> bool:
+def _is_open(region: NumpyRegion) -> bool:
     opened = threads.region
     while opened is not None:
         if opened is region:
@@ -86,12 +85,8 @@ def _is_open(region: Region) -> bool:
     return False
 
 
-def open_scope(name: str, *, policy: Any) -> Scope:
-    return Scope(name, None if policy is None else as_policy(policy))
-
-
-def close_scope(scope: Scope, *, quiet: bool) -> None:
-    scope.close(quiet=quiet)
+def open_scope(name: str, *, policy: Any) -> NumpyScope:
+    return NumpyScope(name, None if policy is None else as_policy(policy))
 
 
 # -- single arrays ---------------------------------------------------------------------------------

@@ -44,8 +44,7 @@ def run_segment(
         result = function(*args, **kwargs)
     finally:
         close_region(region)
-    has_ops = region.ops or region.has_skipped
-    if not (has_ops or is_inside_a_region() or _are_traced(args, kwargs, result)):
+    if not (region.ops or is_inside_a_region() or _are_traced(args, kwargs, result)):
         _warn_of_no_effect(name)
     return result
 

@@ -36,17 +36,17 @@ def verify(
     return _Trial(function, args, kwargs, options).verdict()
 
 
-class _Op(NamedTuple):
+class _LoggedOp(NamedTuple):
     name: str
     mark: Any
     place: str
 
 
-class _Log(list[_Op]):
+class _OpLogger(list[_LoggedOp]):
     """What ops gave, in the order that they ran."""
 
     def __call__(self, name: str, value: Any) -> None:
-        self.append(_Op(name, fingerprint(plain(value)), location_of_caller()))
+        self.append(_LoggedOp(name, fingerprint(plain(value)), location_of_caller()))
 
 
 class _Outcome(NamedTuple):
@@ -79,7 +79,7 @@ class _Trial:
             )
         given = [leaf for leaf in self.leaves if isinstance(leaf, GENERATORS)]
         self.randomness = Randomness([*self.captures.generators, *given])
-        self.ops, self.ops_again = _Log(), _Log()
+        self.ops, self.ops_again = _OpLogger(), _OpLogger()
 
     def verdict(self) -> Verification:
         random_state = self.randomness.snapshot()
@@ -113,7 +113,7 @@ class _Trial:
     def _checkpointed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return run_segment(self.holder[0], args, kwargs, self.options)
 
-    def _outcome(self, call: Callable[..., Any], log: _Log | None = None) -> _Outcome:
+    def _outcome(self, call: Callable[..., Any], log: _OpLogger | None = None) -> _Outcome:
         structures: list[trees.Structure] = []
 
         def run(boxes: list[Any]) -> list[Any]:

@@ -26,9 +26,9 @@ from ...errors import UnsupportedError
 from .array_function import memory_of, plain
 
 __all__ = [
-    "Chain",
     "Link",
-    "Origin",
+    "ViewChain",
+    "ViewOrigin",
     "duplicate",
     "has_strides_of",
     "in_c_order",
@@ -70,7 +70,7 @@ def _frozen(argument: Any) -> Any:
 
 
 @final
-class Chain:
+class ViewChain:
     """The functions that lead from an array with these strides to a view of it."""
 
     __slots__ = ("itemsize", "links", "strides")
@@ -82,8 +82,8 @@ class Chain:
         self.itemsize = itemsize
         self.links = links
 
-    def then(self, link: Link) -> Chain:
-        return Chain(self.strides, self.itemsize, (*self.links, link))
+    def then(self, link: Link) -> ViewChain:
+        return ViewChain(self.strides, self.itemsize, (*self.links, link))
 
     def __call__(self, array: Array) -> Array:
         for call in self.links:
@@ -101,18 +101,18 @@ class Chain:
         return -part if any(call.function is anp.imag for call in self.links) else part
 
 
-class Origin(NamedTuple):
+class ViewOrigin(NamedTuple):
     """Whose memory a result is in: of a traced array, or (None) of a plain one."""
 
     owner: weakref.ref[Any] | None
-    chain: Chain | None  # None: it cannot be made again
+    chain: ViewChain | None  # None: it cannot be made again
 
-    def then(self, link: Link) -> Origin:
-        return Origin(self.owner, self.chain and self.chain.then(link))
+    def then(self, link: Link) -> ViewOrigin:
+        return ViewOrigin(self.owner, self.chain and self.chain.then(link))
 
 
 @primitive  # type: ignore[untyped-decorator]
-def written(array: Array, chain: Chain, value: Array) -> Array:
+def written(array: Array, chain: ViewChain, value: Array) -> Array:
     """Return a copy of `array` in which the view to which `chain` leads is `value`."""
     copy = duplicate(array, chain.strides_for(np.asarray(array).dtype))
     view = chain(copy)

@@ -2,29 +2,27 @@
 
 from .arrays import TorchArrays
 from .budget.forward import set_budget
-from .budget.manager import Budget, enter_budget, run_within
+from .budget.manager import TorchBudget as Budget
 from .budget.recording import record_trace
-from .diagnostics.allocations import AllocationTracker
+from .diagnostics.allocations import AllocationMode
 from .diagnostics.verify import verify
 from .gradient import value_and_grad
 from .layers import choose_layers, describe_layers
 from .loop import run_loop, run_while
 from .modules import applied_to, apply_to, checkpointed_module, remove_from
-from .scope import close_scope, open_scope
+from .scope import open_scope
 from .segment import checkpoint_tensor, is_marked, mark, name_tensor, run_segment
 
 __all__ = [
     "ARRAYS",
-    "AllocationTracker",
+    "AllocationMode",
     "Budget",
     "applied_to",
     "apply_to",
     "checkpoint_tensor",
     "checkpointed_module",
     "choose_layers",
-    "close_scope",
     "describe_layers",
-    "enter_budget",
     "is_marked",
     "mark",
     "name_tensor",
@@ -34,7 +32,6 @@ __all__ = [
     "run_loop",
     "run_segment",
     "run_while",
-    "run_within",
     "set_budget",
     "value_and_grad",
     "verify",

@@ -144,7 +144,7 @@ def _mismatch(op: Op, value: Value, output: Tensor) -> RecomputeMismatchError:
     )
 
 
-class Adapter:
+class TorchAdapter:
     """What the core asks of PyTorch (core.engine.Engine)."""
 
     replaying = replaying
@@ -174,4 +174,4 @@ class Adapter:
         return Memory(storage_number(storage), storage, storage.nbytes())
 
 
-TORCH = Adapter()
+TORCH = TorchAdapter()

@@ -12,14 +12,14 @@ from torch import Tensor
 from ...stores import Narrow, overflow_error
 from .backend import is_functorch_tensor
 
-__all__ = ["Kind", "TorchArrays"]
+__all__ = ["TensorKind", "TorchArrays"]
 
 _BLOCK = 1 << 18  # numbers that are rounded at once: their temporaries stay small
 _NARROW: dict[Narrow, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TensorKind:
     """A tensor without its values."""
 
     dtype: torch.dtype
@@ -43,12 +43,12 @@ class TorchArrays:
     def copied(self, leaf: Any) -> Any:
         return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
-    def kind(self, leaf: Any) -> Kind | None:
+    def kind(self, leaf: Any) -> TensorKind | None:
         if not isinstance(leaf, Tensor) or not _has_plain_memory(leaf):
             return None
         strides = leaf.stride()
         order = tuple(sorted(range(leaf.ndim), key=lambda axis: -strides[axis]))
-        return Kind(leaf.dtype, tuple(leaf.shape), order, leaf.device)
+        return TensorKind(leaf.dtype, tuple(leaf.shape), order, leaf.device)
 
     def narrowed(self, leaf: Any, dtype: Narrow) -> tuple[Any, float]:
         kind = self.kind(leaf)
@@ -63,7 +63,7 @@ class TorchArrays:
             raise overflow_error(_largest_finite(numbers), dtype)
         return narrow, error
 
-    def widened(self, narrow: Any, kind: Kind) -> Any:
+    def widened(self, narrow: Any, kind: TensorKind) -> Any:
         numbers = narrow.to(kind.dtype.to_real())
         if kind.dtype.is_complex:
             numbers = torch.view_as_complex(numbers.view(-1, 2))
@@ -75,7 +75,7 @@ class TorchArrays:
         flat = _flat(leaf, kind).cpu()
         return flat.view(torch.uint8).numpy().data
 
-    def from_bytes(self, data: bytearray | memoryview, kind: Kind) -> Any:
+    def from_bytes(self, data: bytearray | memoryview, kind: TensorKind) -> Any:
         if not len(data):  # (torch makes no tensor of nothing)
             flat = torch.empty(0, dtype=kind.dtype, device=kind.device)
         else:
@@ -99,14 +99,14 @@ def _weigh(tensor: Tensor) -> int:
         return 0
 
 
-def _flat(leaf: Tensor, kind: Kind) -> Tensor:
+def _flat(leaf: Tensor, kind: TensorKind) -> Tensor:
     """Return the numbers in the order in which they lie in memory; a copy if there are gaps."""
     dense = leaf.detach().resolve_conj().resolve_neg().permute(kind.order).contiguous()
     # (A view might keep the stride of an axis with one entry or none, which may be anything.)
     return dense.as_strided((dense.numel(),), (1,))
 
 
-def _shaped(flat: Tensor, kind: Kind) -> Tensor:
+def _shaped(flat: Tensor, kind: TensorKind) -> Tensor:
     places = [kind.order.index(axis) for axis in range(len(kind.order))]
     return flat.view([kind.shape[axis] for axis in kind.order]).permute(places)
 

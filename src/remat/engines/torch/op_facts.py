@@ -20,8 +20,8 @@ __all__ = ["FACTS", "with_grad"]
 _CAT = torch.ops.aten.cat.default
 
 
-class Facts:
-    """Facts about ops; those of derivatives are measured once per kind of op."""
+class TorchFacts:
+    """TorchFacts about ops; those of derivatives are measured once per kind of op."""
 
     saves_when_done = False
     name = staticmethod(str)
@@ -99,4 +99,4 @@ def with_grad(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
     return found
 
 
-FACTS = Facts()
+FACTS = TorchFacts()

@@ -21,9 +21,18 @@ import torch
 from torch import Tensor
 
 from ...errors import RecomputeMismatchError
+from ...random_states import GeneratorStates, RandomStates, Source, default_sources
 from .backend import below_autograd, default_mps_generator, without_dispatch_modes
 
-__all__ = ["Draw", "Unrepeatable", "draw", "draw_again", "generator_of"]
+__all__ = [
+    "Draw",
+    "GeneratorStates",
+    "Generators",
+    "Unrepeatable",
+    "draw",
+    "draw_again",
+    "generator_of",
+]
 
 _lock = threading.RLock()
 _ATTEMPTS = 100  # to replay a draw while other threads draw
@@ -138,3 +147,28 @@ def _of_device(device: torch.device) -> torch.Generator | None:
     except (AttributeError, IndexError, RuntimeError):  # a backend from outside of PyTorch
         return None
     return generator
+
+
+# -- all generators of a pass ----------------------------------------------------------------------
+
+
+class Generators(RandomStates):
+    """Default generators of devices in use, of NumPy and of Python, and others that are added."""
+
+    def __init__(self, *, only_torch: bool = False) -> None:
+        sources = [_source(torch.default_generator)]
+        if not only_torch:
+            sources += default_sources()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            sources += map(_source, torch.cuda.default_generators)
+        super().__init__(sources)
+
+    def add_generator(self, generator: torch.Generator, state: Tensor) -> None:
+        """Add a generator; `state` is what it was before anything was drawn."""
+        self.add(_source(generator), state)
+
+
+def _source(generator: torch.Generator) -> Source:
+    return Source(
+        generator, f"a {generator.device} generator", generator.get_state, generator.set_state
+    )

@@ -1,7 +1,7 @@
 """Regions and saved tensors of PyTorch: what autograd adds to those of the core.
 
-Autograd gets a `SavedTensor` for every tensor that it saves inside a region. A custom Function must
-get leaves back as they are. Ops are replayed on the streams on which they ran.
+Autograd gets a `TorchSavedTensor` for every tensor that it saves inside a region. A custom Function
+must get leaves back as they are. Ops are replayed on the streams on which they ran.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from .backend import count_function_modes, is_custom_function_in_backward, witho
 from .retention import fetch
 from .streams import Streams
 
-__all__ = ["Region", "SavedTensor", "unpack"]
+__all__ = ["TorchRegion", "TorchSavedTensor", "unpack"]
 
 
-class SavedTensor(region.SavedTensor):
+class TorchSavedTensor(region.SavedTensor):
     """The placeholder that autograd holds instead of a tensor."""
 
     __slots__ = ("is_leaf", "lost")
 
-    region: Region
+    region: TorchRegion
 
-    def __init__(self, operand: Operand, region: Region) -> None:
+    def __init__(self, operand: Operand, region: TorchRegion) -> None:
         super().__init__(operand, region)
         self.is_leaf = False  # its tensor is the very leaf, for a custom Function
         self.lost = ""  # what a custom Function would miss of the tensor
@@ -68,16 +68,16 @@ def _loses(what: str) -> UnsupportedError:
     )
 
 
-def unpack(packed: SavedTensor | Value) -> Tensor:
+def unpack(packed: TorchSavedTensor | Value) -> Tensor:
     """Return the tensor of a saved tensor: the unpack hook."""
     return fetch(packed) if type(packed) is Value else packed.take()
 
 
-class Region(region.Region):
+class TorchRegion(region.Region):
     """A part of a program whose activations are recomputed together."""
 
     engine = TORCH
-    saved_tensor = SavedTensor
+    saved_tensor = TorchSavedTensor
 
     has_own_hooks = False  # because the program has set hooks inside its parent
     streams: Streams | None = None  # that its ops ran on
@@ -95,8 +95,8 @@ class Region(region.Region):
 
     def save(
         self, operand: Operand, tensor: Tensor | None, *, by_region: bool = False
-    ) -> SavedTensor:
-        saved: SavedTensor = super().save(operand, tensor, by_region=by_region)
+    ) -> TorchSavedTensor:
+        saved: TorchSavedTensor = super().save(operand, tensor, by_region=by_region)
         if tensor is not None and not tensor.is_contiguous():
             saved.stride = tensor.stride()
         return saved

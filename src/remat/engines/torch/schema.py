@@ -22,7 +22,7 @@ from .backend import (
     with_version_counters,
 )
 
-__all__ = ["FUNCTION", "OpTraits", "Route", "call_in_mode", "traits_by_id", "traits_of"]
+__all__ = ["FUNCTION", "Route", "SchemaTraits", "call_in_mode", "traits_by_id", "traits_of"]
 
 aten = torch.ops.aten
 Key = int | str  # an argument: its position, or its name if it is a keyword
@@ -38,7 +38,7 @@ class Route(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class OpTraits:
+class SchemaTraits:
     """What the recorder needs to know about an operator."""
 
     func: Any
@@ -82,7 +82,7 @@ class OpTraits:
         return bool(chance)
 
 
-def traits_of(func: Any) -> OpTraits:
+def traits_of(func: Any) -> SchemaTraits:
     """Return the traits of an operator. Operators are never freed, so their id is a key."""
     traits = traits_by_id.get(id(func))
     if traits is None:
@@ -90,11 +90,13 @@ def traits_of(func: Any) -> OpTraits:
     return traits
 
 
-traits_by_id: dict[int, OpTraits] = {}
-FUNCTION = OpTraits("autograd.Function", None, None)  # what a kernel may have written inside of it
+traits_by_id: dict[int, SchemaTraits] = {}
+FUNCTION = SchemaTraits(
+    "autograd.Function", None, None
+)  # what a kernel may have written inside of it
 
 
-def call_in_mode(traits: OpTraits, call: Callable[[], Any]) -> Any:
+def call_in_mode(traits: SchemaTraits, call: Callable[[], Any]) -> Any:
     """Call an op inside of a dispatch mode as it runs outside.
 
     Inside, PyTorch switches off layers of the dispatcher that some kernels rely on.
@@ -108,10 +110,10 @@ def call_in_mode(traits: OpTraits, call: Callable[[], Any]) -> Any:
     return call()
 
 
-def _read(func: Any) -> OpTraits:
+def _read(func: Any) -> SchemaTraits:
     call = getattr(func, "_op", func)
     if not isinstance(func, OpOverload):
-        return OpTraits(func, call, call)
+        return SchemaTraits(func, call, call)
     schema, packet = func._schema, func._overloadpacket
     name, tags = func.name(), func.tags
     writes, counts_writes = _targets(func)
@@ -134,7 +136,7 @@ def _read(func: Any) -> OpTraits:
     chance = next(dropout, None)
     facts["may_write"] = bool(writes or facts["hidden_writes"])
     is_simple = not (any(facts.values()) or is_view)
-    return OpTraits(
+    return SchemaTraits(
         func,
         call,
         _fast_call(func) or call,

@@ -8,14 +8,14 @@ from ...plans.policy import Policy, SaveEverything
 from ..region_access import RegionAccess
 from .diagnostics.lone_scope import LoneScope
 from .recording.threads import recorder_of_this_thread
-from .region import Region
+from .region import TorchRegion
 from .segment import close_region, open_region
 from .selective import torch_policy
 
-__all__ = ["Scope", "close_scope", "open_scope"]
+__all__ = ["TorchScope", "open_scope"]
 
 
-class Scope(RegionAccess[Region]):
+class TorchScope(RegionAccess[TorchRegion]):
     """Access to a region that does not keep it alive: only its saved tensors do."""
 
     def __init__(self, name: str, policy: Policy | None) -> None:
@@ -58,9 +58,5 @@ class Scope(RegionAccess[Region]):
             raise
 
 
-def open_scope(name: str, *, policy: Any) -> Scope:
-    return Scope(name, torch_policy(policy))
-
-
-def close_scope(scope: Scope, *, quiet: bool) -> None:
-    scope.close(quiet=quiet)
+def open_scope(name: str, *, policy: Any) -> TorchScope:
+    return TorchScope(name, torch_policy(policy))

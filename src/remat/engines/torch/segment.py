@@ -25,7 +25,7 @@ from .modes import changing_mode, why_it_counts
 from .op_facts import FACTS
 from .recording.recorder import Recorder
 from .recording.threads import recorder_of_this_thread
-from .region import Region
+from .region import TorchRegion
 from .selective import torch_policy
 
 __all__ = [
@@ -71,7 +71,7 @@ def open_region(
     policy: Policy | None = None,
     limit: int | None = None,
     observer: RegionObserver | None = None,
-) -> Region | None:
+) -> TorchRegion | None:
     """Begin a region. Return None if it has no effect.
 
     That is the case if grad mode is off, or if a dispatch mode around the region may change the
@@ -86,7 +86,7 @@ def open_region(
     # The name, not the function: its closure may refer to the region.
     text = name if type(name) is str else name_of(name) if attending else ""
     retention = None if policy is None and limit is None else Retention(policy, limit, TORCH)
-    region = Region(text, preserve_rng_state=preserve_rng_state, retention=retention)
+    region = TorchRegion(text, preserve_rng_state=preserve_rng_state, retention=retention)
     if observer is not None:
         region.attend(observer)
     elif attending:
@@ -121,7 +121,7 @@ def is_capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def close_region(region: Region | None, what: Any) -> None:
+def close_region(region: TorchRegion | None, what: Any) -> None:
     """End a region. Warn once for each `what` if it had no effect; None disables the warning."""
     recorder = recorder_of_this_thread()
     if region is None:
@@ -147,7 +147,7 @@ def close_region(region: Region | None, what: Any) -> None:
         )
 
 
-def _why_no_effect(region: Region) -> str:
+def _why_no_effect(region: TorchRegion) -> str:
     if region.saved:
         return "every activation is marked with mark_checkpoint or cannot be recomputed"
     return (

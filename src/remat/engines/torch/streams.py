@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .memory.tensors import flat
 
-__all__ = ["Ready", "Streams", "streams_in_use"]
+__all__ = ["StreamEvents", "Streams", "streams_in_use"]
 
 accelerator: Any = torch.accelerator
 
@@ -65,11 +65,11 @@ class Streams:
             if current != stream:
                 current.wait_stream(stream)
 
-    def ready(self) -> Ready:
-        return Ready([accelerator.current_stream(device) for device in self._first])
+    def ready(self) -> StreamEvents:
+        return StreamEvents([accelerator.current_stream(device) for device in self._first])
 
 
-class Ready:
+class StreamEvents:
     """What a replay has computed is there when its streams have come this far."""
 
     def __init__(self, streams: list[Any]) -> None:

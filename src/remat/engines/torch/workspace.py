@@ -20,11 +20,11 @@ from torch import Tensor
 
 from ...core.meter import Meter
 from ...core.records import Op, Value, View
-from ...core.tracing import Backward
+from ...core.tracing import BackwardCost
 from .adapter import TORCH
-from .backend import TorchDispatchMode
 from .memory.tensors import flat, is_plain
-from .schema import traits_of
+from .modes import ObservingMode
+from .schema import SchemaTraits
 
 __all__ = [
     "Call",
@@ -38,7 +38,7 @@ __all__ = [
 _MANY = 4096
 
 
-_known: dict[Hashable, Backward] = {}
+_known: dict[Hashable, BackwardCost] = {}
 
 
 class Call(NamedTuple):
@@ -80,7 +80,7 @@ def _empty(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device="meta")
 
 
-def known_backward(key: Hashable) -> Backward:
+def known_backward(key: Hashable) -> BackwardCost:
     """Return what the backward of a kind of op takes, as far as it was measured."""
     return _known.get(key, _UNKNOWN)
 
@@ -90,7 +90,7 @@ def is_known(key: Hashable) -> bool:
     return key in _known
 
 
-_UNKNOWN = Backward()
+_UNKNOWN = BackwardCost()
 
 
 def measure_workspace(calls: Mapping[Any, Call]) -> None:
@@ -116,7 +116,7 @@ def _measure_all(calls: Mapping[Any, Call]) -> None:
             _known[key] = _measure(call)
 
 
-def _measure(call: Call) -> Backward:
+def _measure(call: Call) -> BackwardCost:
     """Run an op and its backward."""
     leaves: list[Tensor] = []
     args = [_with_grad(part, leaves) for part in call.args]
@@ -134,7 +134,7 @@ def _measure(call: Call) -> Backward:
     for gradient in found:
         if gradient is not None and metering.meter.has(TORCH.memory(gradient)):
             results.add(TORCH.memory(gradient))
-    return Backward(
+    return BackwardCost(
         max(0, metering.meter.peak - results.live),
         len(found) == 1
         and found[0] is not None
@@ -152,21 +152,19 @@ def _with_grad(part: Any, leaves: list[Tensor]) -> Any:
     return part.clone()
 
 
-class _Metering(TorchDispatchMode):
+class _Metering(ObservingMode):
     """Counts what ops allocate."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.meter = Meter()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in flat(out) if traits_of(func).makes_memory else ():
+    def ran(
+        self, traits: SchemaTraits, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
+        for tensor in flat(out) if traits.makes_memory else ():
             if isinstance(tensor, Tensor):
                 self.meter.add(TORCH.memory(tensor))
-        return out
 
 
 # -- kernels on the CPU ----------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import numpy as np
 from ....errors import ModifiedInputError
 from ....sizes import format_bytes
 from ..source_location import location_of_caller
-from ..views import Chain
+from ..views import ViewChain
 
 __all__ = [
     "SMALL",
@@ -44,7 +44,7 @@ _FACTORS = np.arange(1, 2 * _ROW, 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A
 
 _ATOMS = (
     *(bool, int, float, complex, str, bytes, type(None), slice, type(...), type, range),
-    *(np.generic, np.dtype, Chain),
+    *(np.generic, np.dtype, ViewChain),
 )
 
 
@@ -101,7 +101,7 @@ class Constant:
         return of_base, sys.getrefcount(self._array)
 
 
-class _Passes(threading.local):
+class _CheckedPasses(threading.local):
     """The backward pass that runs: nobody writes to plain arrays in the meantime."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class _Passes(threading.local):
         self.checked: weakref.WeakSet[Constant] = weakref.WeakSet()  # in this pass
 
 
-_passes = _Passes()
+_passes = _CheckedPasses()
 
 
 @contextmanager

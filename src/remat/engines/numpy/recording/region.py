@@ -30,7 +30,7 @@ from .constants import Constants, UnknownOperandError
 from .inside import observers_of_region
 from .rules import make_rule
 
-__all__ = ["SMALL_OPS", "Region", "close_region", "enter", "hold", "open_region", "threads"]
+__all__ = ["SMALL_OPS", "NumpyRegion", "close_region", "enter", "hold", "open_region", "threads"]
 
 _op_numbers = itertools.count()
 SMALL_OPS = 256  # bytes: the record of an op takes more than arrays up to this size
@@ -38,7 +38,7 @@ SMALL_OPS = 256  # bytes: the record of an op takes more than arrays up to this 
 
 class _Threads(threading.local):
     def __init__(self) -> None:
-        self.region: Region | None = None  # the innermost that is open
+        self.region: NumpyRegion | None = None  # the innermost that is open
         self.constants = Constants()  # plain operands outside of regions, of the trace that runs
         self.last_op = 0.0  # when the last op was recorded, if a region is attended
 
@@ -52,15 +52,14 @@ def hold(value: Value, array: Any) -> None:
         value.held = Held(array, 0)
 
 
-class Region(region.Region):
+class NumpyRegion(region.Region):
     """A part of a recorded pass that is computed again as a whole."""
 
     engine = NUMPY
-    parent: Region | None
+    parent: NumpyRegion | None
 
     is_open = True
     skips_below = 0  # bytes: ops all of whose arrays are smaller are not recorded
-    has_skipped = False
     observers: tuple[Observer, ...] = ()  # that are told of it once it has an op
 
     def __init__(self, name: str = "", *, retention: Retention | None = None) -> None:
@@ -75,10 +74,9 @@ class Region(region.Region):
 
         Return whether its operands are understood. If not, the rule is to hold them as they are.
         """
-        if self._is_small(array, node.argnums, args):
-            self.has_skipped = True
-            return False
         self._begin_op()
+        if self._is_small(array, node.argnums, args):
+            return False
         name = f"numpy.{node.name.strip('_')}"
         operands: dict[int, Any] = {}
         seconds = time.perf_counter() - threads.last_op if self.is_attended else 0.0
@@ -119,7 +117,7 @@ class Region(region.Region):
 
         The forward part of a loop runs without a trace, and counts for nothing.
         """
-        opened: Region | None = self
+        opened: NumpyRegion | None = self
         while opened is not None:
             opened.ops += 1
             if opened.observers:
@@ -175,7 +173,7 @@ class Region(region.Region):
 
     @property
     def _first_op(self) -> int:
-        outermost: Region = self
+        outermost: NumpyRegion = self
         while outermost.parent is not None:
             outermost = outermost.parent
         return outermost.start
@@ -185,7 +183,7 @@ class Region(region.Region):
         retention = self.retention
         if retention is not None and retention.asks_about_made and value.op is not None:
             retention.made([(value, array)], (), {}, array)
-        opened: Region | None = self
+        opened: NumpyRegion | None = self
         while opened is not None and value.base is None:
             if opened.observer is not None:
                 opened.observer.ran(op, [(value, array)], seconds, has_grad=True)
@@ -213,12 +211,12 @@ class Region(region.Region):
 
 def open_region(
     name: str, *, policy: Policy | None = None, limit: int | None = None, skips_below: int = 0
-) -> Region:
+) -> NumpyRegion:
     """Begin a region inside of the innermost one that is open."""
     retention = None
     if limit is not None or (policy is not None and not isinstance(policy, SaveNothing)):
         retention = Retention(policy, limit, NUMPY)
-    opened = Region(name, retention=retention)
+    opened = NumpyRegion(name, retention=retention)
     opened.skips_below = skips_below
     opened.observers = observers_of_region()
     enter(opened)
@@ -236,7 +234,7 @@ def enter(opened: Any) -> None:
     threads.region = opened
 
 
-def close_region(closed: Region) -> None:
+def close_region(closed: NumpyRegion) -> None:
     """End a region, and what was left open inside of it."""
     while threads.region is not None:
         innermost = threads.region

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from autograd.core import VSpace
 
-from ..views import Chain
+from ..views import ViewChain
 from .constants import SMALL
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
 
 _ATOMS = (
     *(bool, int, float, complex, str, bytes, type(None), slice, type(...), type, range),
-    *(np.generic, np.dtype, np.ufunc, VSpace, Chain),
+    *(np.generic, np.dtype, np.ufunc, VSpace, ViewChain),
 )
 
 

@@ -14,7 +14,7 @@ from ....errors import UnsupportedError
 from ....plans.planner import Planner
 from ....sizes import shown
 from ..backend import never_compiled
-from .manager import Budget, run_within
+from .manager import TorchBudget, run_within
 
 __all__ = ["BudgetedForward", "budgeted_forward_of", "restore_forward", "set_budget"]
 
@@ -31,7 +31,7 @@ class BudgetedForward:
     plans of their own.
     """
 
-    def __init__(self, forward: Callable[..., Any], budget: Budget) -> None:
+    def __init__(self, forward: Callable[..., Any], budget: TorchBudget) -> None:
         self.__wrapped__ = forward
         self.budget = budget
         self._plain: set[Any] = set()  # calls for which nothing has to be recomputed
@@ -93,7 +93,9 @@ def set_budget(
     if isinstance(current, BudgetedForward):
         restore_forward(module, current.__wrapped__)
     if memory_budget is not None:
-        module.__dict__["forward"] = BudgetedForward(module.forward, Budget(memory_budget, planner))
+        module.__dict__["forward"] = BudgetedForward(
+            module.forward, TorchBudget(memory_budget, planner)
+        )
     return module
 
 

@@ -30,18 +30,18 @@ from ..modes import changing_mode, why_it_counts
 from ..op_facts import FACTS, with_grad
 from ..recording.recorder import Recorder
 from ..recording.threads import recorder_of_this_thread
-from ..region import Region
+from ..region import TorchRegion
 from ..segment import refuse_transforms
 from .agreement import agreed_bytes, agreed_seconds, is_shared
-from .sections import Sections, find_sections
+from .sections import ModuleSections, find_sections
 
-__all__ = ["Budget", "enter_budget", "run_within"]
+__all__ = ["TorchBudget", "run_within"]
 
 
-class TorchPassRegion(PassRegion, Region):
+class TorchPassRegion(PassRegion, TorchRegion):
     """The region of a pass, or of all passes in a manager."""
 
-    def __init__(self, observed: BudgetedPass, owner: Budget) -> None:
+    def __init__(self, observed: BudgetedPass, owner: TorchBudget) -> None:
         super().__init__(observed, owner)
         self._budget = owner
         if owner.counts_gradients:
@@ -84,7 +84,7 @@ class TorchPassRegion(PassRegion, Region):
         self.current.adopt(before)
 
 
-class Budget(budget.Budget):
+class TorchBudget(budget.Budget):
     """Keeps passes within a memory budget."""
 
     engine = TORCH
@@ -193,12 +193,27 @@ class Budget(budget.Budget):
             self._pass = self.new_pass()
             self._region.begin(self._pass)
 
+    def enter(self) -> Self:
+        recorder = recorder_of_this_thread()
+        if recorder.opened:
+            raise UnsupportedError(
+                "a CheckpointManager cannot be entered inside of a checkpointed region, scope or "
+                "other manager; put it around them: they are obeyed inside"
+            )
+        mode = changing_mode()
+        if mode is not None:
+            raise UnsupportedError(f"a CheckpointManager does not work here: {why_it_counts(mode)}")
+        return self.begin(meters_backward=True)
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        return run_within(self, function, args)
+
     # -- what the core asks ------------------------------------------------------------------------
 
-    def make_region(self, name: str) -> Region:
-        return Region(name)
+    def make_region(self, name: str) -> TorchRegion:
+        return TorchRegion(name)
 
-    def find_sections(self) -> Sections | None:
+    def find_sections(self) -> ModuleSections | None:
         return find_sections()
 
     @property
@@ -235,24 +250,10 @@ class Budget(budget.Budget):
             self.restart()
 
 
-def enter_budget(budget: Budget) -> Budget:
-    """Begin passes within a budget, and return it; they end when backward passes do."""
-    recorder = recorder_of_this_thread()
-    if recorder.opened:
-        raise UnsupportedError(
-            "a CheckpointManager cannot be entered inside of a checkpointed region, scope or other "
-            "manager; put it around them: they are obeyed inside"
-        )
-    mode = changing_mode()
-    if mode is not None:
-        raise UnsupportedError(f"a CheckpointManager does not work here: {why_it_counts(mode)}")
-    return budget.begin(meters_backward=True)
-
-
 class _Accumulated:
     """A hook of a parameter: its gradient is there, and does not count."""
 
-    def __init__(self, budget: ref[Budget]) -> None:
+    def __init__(self, budget: ref[TorchBudget]) -> None:
         self._budget = budget
 
     def __call__(self, parameter: Tensor) -> None:
@@ -261,7 +262,7 @@ class _Accumulated:
 
 
 def run_within(
-    budget: Budget,
+    budget: TorchBudget,
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] = MappingProxyType({}),

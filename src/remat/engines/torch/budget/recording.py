@@ -15,7 +15,7 @@ from ....errors import UnsupportedError
 from ....plans import Trace
 from ..diagnostics.verify import left_as_found
 from ..referenced_tensors import referenced_tensors
-from .manager import Budget
+from .manager import TorchBudget
 
 __all__ = ["record_trace"]
 
@@ -44,7 +44,7 @@ def record_trace(
 def _record(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], sources: list[Any]
 ) -> tuple[Trace, float]:
-    budget = Budget(PLENTY, KeepAll)
+    budget = TorchBudget(PLENTY, KeepAll)
     if not budget.can_begin():
         raise UnsupportedError(
             "a pass is recorded on its own: call this outside of checkpointed regions, scopes, "

@@ -1,4 +1,4 @@
-"""Sections: a pass under a budget is cut at the modules that `fully_shard` was called on.
+"""ModuleSections: a pass under a budget is cut at the modules that `fully_shard` was called on.
 
 What one sharded module makes and the code around it reads, or the other way round, is kept. So what
 is recomputed for the backward of a module needs the parameters of that module alone, and FSDP has
@@ -25,18 +25,18 @@ from ..memory.tensors import alias, flat, is_plain
 from ..memory.values import current_tensor
 from ..retention import keep, made_by_op
 
-__all__ = ["Sections", "find_sections"]
+__all__ = ["ModuleSections", "find_sections"]
 
 _OUTSIDE = 0
 
 
-def find_sections() -> Sections | None:
+def find_sections() -> ModuleSections | None:
     """Return the sections of a pass; None if nothing is sharded."""
     states = sharded_states()
-    return Sections(states) if states else None
+    return ModuleSections(states) if states else None
 
 
-class Sections:
+class ModuleSections:
     """Tells which sharded module an op belongs to: the innermost one that runs."""
 
     def __init__(self, states: Sequence[Any]) -> None:

@@ -11,7 +11,6 @@ weak reference reports when it is freed. Temporary memory of a kernel is not see
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -20,41 +19,30 @@ from torch import Tensor
 
 from ....loops.accounts import is_inside_a_region
 from ....observers import Observer
-from ..backend import TorchDispatchMode, is_functorch_tensor, push_dispatch_mode
+from ..backend import is_functorch_tensor, push_dispatch_mode
 from ..memory.tensors import is_plain, storage_number
+from ..modes import ObservingMode
 from ..recording.stacks import is_mode_on, remove_mode
-from ..schema import call_in_mode, traits_of
+from ..schema import SchemaTraits
 
-__all__ = ["AllocationTracker"]
+__all__ = ["AllocationMode"]
 
 
-class AllocationTracker(TorchDispatchMode):
+class AllocationMode(ObservingMode):
     """Notifies an observer of what a thread allocates, from `start` to `stop`."""
-
-    remat_looks_on = True
 
     def __init__(self, observer: Observer) -> None:
         super().__init__()
         self._observer = observer
         self._living: dict[int, Any] = {}  # weak references to storages
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # avoids a wrapper around every op that disables the compiler
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True  # compiled code stays compiled; its outputs are not seen
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = call_in_mode(traits_of(func), partial(func, *args, **(kwargs or {})))
+    def ran(
+        self, traits: SchemaTraits, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
         if not is_inside_a_region():  # loops report their own memory
             made = [tensor for tensor in _tensors(out) if _has_memory(tensor)]
             if made:
-                self._note_new(made, (args, list((kwargs or {}).values())))
-        return out
+                self._note_new(made, (args, list(kwargs.values())))
 
     def _note_new(self, made: list[Tensor], inputs: Any) -> None:
         given = {t.untyped_storage()._cdata for t in _tensors(inputs) if _has_memory(t)}

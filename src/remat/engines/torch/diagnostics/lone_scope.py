@@ -17,7 +17,7 @@ from ....observers import warn_once
 from ....sizes import format_bytes
 from ..backend import count_graph_nodes
 from ..recording.recorder import Recorder
-from ..region import Region
+from ..region import TorchRegion
 
 __all__ = ["LoneScope"]
 
@@ -28,7 +28,9 @@ _MOST_NODES = 8  # of autograd's graph, for a loss
 class LoneScope:
     """Called when backward reaches the region of a scope; checks whether it is the only one."""
 
-    def __init__(self, region: Region, recorder: Recorder, then: Callable[[], None] | None) -> None:
+    def __init__(
+        self, region: TorchRegion, recorder: Recorder, then: Callable[[], None] | None
+    ) -> None:
         self._region = ref(region)
         self._recorder = recorder
         self._then = then
@@ -75,7 +77,7 @@ class LoneScope:
         return self._recorder.op_count > ops or count_graph_nodes() - nodes > _MOST_NODES
 
 
-def _dropped_bytes(region: Region) -> int:
+def _dropped_bytes(region: TorchRegion) -> int:
     missing = {saved.value for saved in region.living() if saved.tensor is None}
     return sum(
         math.prod(value.size) * value.dtype.itemsize

@@ -20,12 +20,12 @@ from ....errors import RecomputeMismatchError
 from ....segments import SegmentOptions
 from ....verification import Verification
 from ..adapter import TORCH
-from ..backend import TorchDispatchMode
-from ..generators import Generators
 from ..memory.tensors import flat
+from ..modes import ObservingMode
 from ..op_facts import FACTS
+from ..randomness import Generators
 from ..referenced_tensors import referenced_tensors
-from ..schema import traits_of
+from ..schema import SchemaTraits
 from ..segment import close_region, open_region
 from ..selective import torch_policy
 from ..source_location import SourceLocation, caller, describe
@@ -186,34 +186,26 @@ class Checker(Accounting):
                 )
 
 
-class _Log(TorchDispatchMode):
+class _OpLog(ObservingMode):
     """Records a fingerprint of every op's output."""
-
-    remat_looks_on = True
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[tuple[str, SourceLocation, list[bytes]]] = []
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        prints = [_fingerprint(t) for t in flat(out) if isinstance(t, Tensor)]
-        if not traits_of(func).leaves_uninitialized:
-            self.seen.append((str(func), caller(sys._getframe(1)), prints))
-        return out
+    def ran(
+        self, traits: SchemaTraits, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
+        if not traits.leaves_uninitialized:
+            prints = [_fingerprint(t) for t in flat(out) if isinstance(t, Tensor)]
+            self.seen.append((str(traits.func), caller(sys._getframe(2)), prints))
 
 
 def _first_difference(call: Callable[[], Any], buffers: Buffers) -> str:
     """Run a function twice more, and name the first op that differs between the runs."""
     logs = []
     for _ in range(2):
-        with left_as_found(buffers), _Log() as log:
+        with left_as_found(buffers), _OpLog() as log:
             call()
         logs.append(log.seen)
     for first, second in zip(*logs, strict=False):

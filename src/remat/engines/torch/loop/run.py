@@ -15,11 +15,11 @@ from torch import Tensor
 
 from .... import trees
 from ....loops import (
-    Budget,
     KnownLength,
     Length,
     LoopOptions,
     LoopPass,
+    MemorySize,
     Progress,
     UnknownLength,
     state_and_output,
@@ -74,7 +74,7 @@ def run_while(
     function: Any,
     state: Any,
     num_checkpoints: int | None,
-    memory_budget: Budget | None,
+    memory_budget: MemorySize | None,
     *,
     store: Store | None = None,
     progress: Progress | None = None,

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ....errors import UnsupportedError
-from ..backend import TorchDispatchMode, preserve_version_counter
-from ..generators import Generators, GeneratorStates
+from ..backend import preserve_version_counter
 from ..memory.tensors import flat, is_plain
-from ..randomness import Unrepeatable, draw, generator_of
-from ..schema import OpTraits, call_in_mode, traits_of
+from ..modes import ObservingMode
+from ..randomness import Generators, GeneratorStates, Unrepeatable, draw, generator_of
+from ..schema import SchemaTraits
 from .reach import Reach
 
 __all__ = ["SideEffects", "Snapshot", "StepMonitor"]
@@ -112,11 +112,8 @@ class SideEffects:
             module._buffers.update(buffers)
 
 
-class StepMonitor(TorchDispatchMode):
+class StepMonitor(ObservingMode):
     """Observes the ops of a step: storages that it makes, what it writes to and draws from."""
-
-    remat_looks_on = True
-    supports_higher_order_operators = True
 
     def __init__(self, given: Iterable[Any]) -> None:
         super().__init__()
@@ -128,46 +125,36 @@ class StepMonitor(TorchDispatchMode):
         self._given = {_address(value) for value in given}
         self._made: dict[int, tuple[StorageWeakRef, int]] = {}  # by address: a storage, its bytes
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise the compiler is loaded, to disable it for each op
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
-
     @property
     def live_bytes(self) -> int:
         """The bytes of storages that were made and still exist."""
         self._made = {k: made for k, made in self._made.items() if not made[0].expired()}
         return sum(nbytes for _, nbytes in self._made.values())
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        traits = traits_of(func)
+    def call(self, traits: SchemaTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._before(traits, args, kwargs)
         if traits.is_random and traits.draws(args, kwargs):
-            out = self._draw(traits, args, kwargs)
-        else:
-            out = call_in_mode(traits, partial(traits.call, *args, **kwargs))
+            return self._draw(traits, args, kwargs)
+        return super().call(traits, args, kwargs)
+
+    def ran(
+        self, traits: SchemaTraits, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
         known = {_NO_STORAGE, *(_address(value) for value in flat((*args, *kwargs.values())))}
         for tensor in flat(out):
             if isinstance(tensor, Tensor) and (address := _address(tensor)) not in known:
                 storage = tensor.untyped_storage()
                 self._made[address] = StorageWeakRef(storage), storage.nbytes()
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        return out
 
-    def _before(self, traits: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, traits: SchemaTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for key in (*traits.writes, *traits.hidden_targets(args)):
             value = kwargs.get(key) if isinstance(key, str) else args[key : key + 1]
             for tensor in flat(value):
                 if isinstance(tensor, Tensor):
                     self._before_write(tensor)
 
-    def _draw(self, traits: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _draw(self, traits: SchemaTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an op that draws random numbers; note the generator, and its state before."""
         generator = generator_of(args, kwargs)
         out, drawn = draw(generator, partial(traits.call, *args, **kwargs))

@@ -36,9 +36,9 @@ from ..memory.values import note_views
 from ..op_facts import FACTS
 from ..output_reuse import OutputReuse
 from ..randomness import Draw, Unrepeatable, draw, generator_of
-from ..region import Region, SavedTensor, unpack
+from ..region import TorchRegion, TorchSavedTensor, unpack
 from ..retention import hold
-from ..schema import FUNCTION, OpTraits, Route, call_in_mode, traits_by_id, traits_of
+from ..schema import FUNCTION, Route, SchemaTraits, call_in_mode, traits_by_id, traits_of
 from ..source_location import SourceLocation, caller, user_code
 from ..streams import Streams, streams_in_use
 from .stacks import are_hooks_on_top, count_hooks, is_mode_on, remove_hooks, remove_mode
@@ -58,8 +58,8 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.opened: list[Region] = []
-        self.region: Region  # the innermost of them
+        self.opened: list[TorchRegion] = []
+        self.region: TorchRegion  # the innermost of them
         self.idle = 0  # open regions that have no effect, because grad mode is off
         self._reuse = OutputReuse()
         # By a weak reference: a thread, and a loop in a region, has a recorder of its own.
@@ -84,7 +84,7 @@ class Recorder(TorchDispatchMode):
 
     # -- regions open and close in order; the outermost activates the recorder ---------------------
 
-    def open(self, region: Region) -> None:
+    def open(self, region: TorchRegion) -> None:
         region.start = self._ops
         if self.opened:
             region.parent = self.region
@@ -108,7 +108,7 @@ class Recorder(TorchDispatchMode):
         self.opened.append(region)
         self.region = region
 
-    def close(self, region: Region) -> None:
+    def close(self, region: TorchRegion) -> None:
         if region not in self.opened:
             return  # it was closed with an outer region
         depth = self.opened.index(region)
@@ -119,7 +119,7 @@ class Recorder(TorchDispatchMode):
             self._repair()
             raise
 
-    def _close(self, region: Region) -> None:
+    def _close(self, region: TorchRegion) -> None:
         while True:  # also close inner regions that were left open
             innermost = self.opened.pop()
             if innermost.has_own_hooks:
@@ -172,7 +172,7 @@ class Recorder(TorchDispatchMode):
 
     # -- what autograd saves -----------------------------------------------------------------------
 
-    def pack(self, tensor: Tensor) -> SavedTensor | Value:
+    def pack(self, tensor: Tensor) -> TorchSavedTensor | Value:
         """Return what autograd holds instead of a tensor: the pack hook."""
         region = self.region
         operand = self.table.operand(tensor)
@@ -186,21 +186,21 @@ class Recorder(TorchDispatchMode):
         is_bare = type(tensor) is Tensor and not tensor.__dict__
         if value.origin.is_external or (tensor.is_leaf and not is_bare):
             return self._pack_external(operand, value, tensor, is_bare=is_bare)
-        saved: SavedTensor = region.save(operand, tensor)
+        saved: TorchSavedTensor = region.save(operand, tensor)
         if not is_bare:
             saved.lost = _beside_data(tensor)
         return saved
 
     def _pack_external(
         self, operand: Operand, value: Value, tensor: Tensor, *, is_bare: bool
-    ) -> SavedTensor | Value:
+    ) -> TorchSavedTensor | Value:
         """Return what autograd holds instead of a tensor that is held anyway."""
         region, is_leaf = self.region, tensor.is_leaf
         if region.settled is not None and not (is_leaf or value.is_leaf):
             region.leave_plan()  # no plan knows that it is needed
         if region.observer is None and operand is value and is_bare and not is_leaf:
             return value
-        saved: SavedTensor = (region.outside or region).make_saved(operand)
+        saved: TorchSavedTensor = (region.outside or region).make_saved(operand)
         if is_leaf:
             saved.keep_leaf(tensor)
         elif not is_bare:
@@ -313,7 +313,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _ask(
-        self, region: Region, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs
+        self, region: TorchRegion, traits: SchemaTraits, args: tuple[Any, ...], kwargs: Kwargs
     ) -> ExpectedOp | None:
         """Ask a region about an op: whether it belongs to it, and to its plan."""
         if traits.route is _VIEW or traits.reshapes_in_place:
@@ -324,7 +324,7 @@ class Recorder(TorchDispatchMode):
         return region.ran_unexpected(traits, args, kwargs) if region.settled is not None else None
 
     def _run_expected(
-        self, expected: ExpectedOp, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs
+        self, expected: ExpectedOp, traits: SchemaTraits, args: tuple[Any, ...], kwargs: Kwargs
     ) -> Any:
         """Run an op that is not recorded: no recomputation replays it. Its output may be held."""
         if expected is BETWEEN:
@@ -340,7 +340,7 @@ class Recorder(TorchDispatchMode):
                 self.region.leave_plan()
         return out
 
-    def _run_simple(self, traits: OpTraits, args: tuple[Any, ...]) -> Any:
+    def _run_simple(self, traits: SchemaTraits, args: tuple[Any, ...]) -> Any:
         """Run an op that reads tensors and allocates its output: the common case, inlined."""
         call = traits.call if count_function_modes() else traits.fast_call
         operand_of = self.table.operand
@@ -378,7 +378,7 @@ class Recorder(TorchDispatchMode):
             self._attend(op, made, args, {}, out, seconds)
         return out
 
-    def _run_in_backward(self, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
+    def _run_in_backward(self, traits: SchemaTraits, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
         """Run an op of a backward pass without create_graph. It is not recorded."""
         region = self.region
         if region.settled is not None and self.table.values and region.settled.is_complete:
@@ -393,7 +393,7 @@ class Recorder(TorchDispatchMode):
             self.region.observer.ran_in_backward(made)
         return out
 
-    def _run_between(self, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
+    def _run_between(self, traits: SchemaTraits, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
         """Run an op between two passes, of which nothing is remembered."""
         if not (traits.may_write or traits.reshapes_in_place or traits.uses_conjugates):
             return traits.call(*args, **kwargs)
@@ -402,7 +402,7 @@ class Recorder(TorchDispatchMode):
             self.table.reset()
         return out
 
-    def _run_unrecorded(self, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
+    def _run_unrecorded(self, traits: SchemaTraits, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
         """Run an op that belongs to no region: what it makes is an external input when it is read.
 
         Values that it overwrites may be needed, so writes are tracked.
@@ -422,7 +422,9 @@ class Recorder(TorchDispatchMode):
             writes.after_unrecorded(traits, write)
         return out
 
-    def _run(self, traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs, *, keep: bool) -> Any:
+    def _run(
+        self, traits: SchemaTraits, args: tuple[Any, ...], kwargs: Kwargs, *, keep: bool
+    ) -> Any:
         """Run any op and record it: writes, random numbers, keywords. `keep` keeps its outputs."""
         if traits.reshapes_in_place and is_plain(args[0]):
             return run_view(self.table, traits, args, kwargs)
@@ -516,7 +518,7 @@ def _function_returned(recorder: ref[Recorder], before: Value, tensor: Tensor) -
 
 
 def _call(
-    traits: OpTraits, args: tuple[Any, ...], kwargs: Kwargs
+    traits: SchemaTraits, args: tuple[Any, ...], kwargs: Kwargs
 ) -> tuple[Any, Draw | Unrepeatable | None]:
     """Call an op; return its output, and how to draw its random numbers again."""
     call = partial(traits.call, *args, **kwargs)

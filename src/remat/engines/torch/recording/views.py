@@ -12,7 +12,7 @@ from ..backend import count_function_modes
 from ..memory.tensors import EXACT_TYPES, share_a_counter, version_of
 from ..memory.values import note_views
 from ..retention import hold_old_shape
-from ..schema import OpTraits
+from ..schema import SchemaTraits
 from .storages import StorageTable
 
 __all__ = ["run_view"]
@@ -21,7 +21,7 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
 
-def run_view(table: StorageTable, traits: OpTraits, args: Args, kwargs: Kwargs) -> Any:
+def run_view(table: StorageTable, traits: SchemaTraits, args: Args, kwargs: Kwargs) -> Any:
     """Run an op that reads and writes no data."""
     tensor: Tensor = args[0]
     if not isinstance(tensor, Tensor):
@@ -39,7 +39,7 @@ def run_view(table: StorageTable, traits: OpTraits, args: Args, kwargs: Kwargs) 
 
 
 def _reshape(
-    table: StorageTable, traits: OpTraits, value: Value | None, args: Args, kwargs: Kwargs
+    table: StorageTable, traits: SchemaTraits, value: Value | None, args: Args, kwargs: Kwargs
 ) -> Any:
     """Run an op that changes the shape of a tensor in place."""
     tensor: Tensor = args[0]

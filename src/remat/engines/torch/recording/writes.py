@@ -23,7 +23,7 @@ from ..memory.tensors import (
 )
 from ..memory.values import note_geometry, note_views
 from ..retention import hold, hold_copy, save_before_write
-from ..schema import Key, OpTraits
+from ..schema import Key, SchemaTraits
 from .storages import StorageTable, base_of, key_of
 
 __all__ = ["Write", "WriteTracker"]
@@ -48,7 +48,7 @@ class WriteTracker:
 
     # -- before an op runs -------------------------------------------------------------------------
 
-    def before(self, traits: OpTraits, args: Any, kwargs: dict[str, Any]) -> list[Write]:
+    def before(self, traits: SchemaTraits, args: Any, kwargs: dict[str, Any]) -> list[Write]:
         """Copy what an op is about to overwrite."""
         targets = _targets(traits, args, kwargs)
         # An op that only writes to an external tensor is never replayed.
@@ -59,7 +59,7 @@ class WriteTracker:
         ]
 
     def _before_write(
-        self, traits: OpTraits, tensor: Tensor, *, alone: bool
+        self, traits: SchemaTraits, tensor: Tensor, *, alone: bool
     ) -> tuple[Value, list[ref[Value]]]:
         table = self._table
         if table.seen(tensor) is None and not is_plain(tensor):
@@ -74,7 +74,7 @@ class WriteTracker:
             hold_copy(value)  # its version counter will not show the write
         return value, followers
 
-    def _initialize(self, traits: OpTraits, tensor: Tensor) -> None:
+    def _initialize(self, traits: SchemaTraits, tensor: Tensor) -> None:
         value = self._table.current(tensor)
         if value.origin is Origin.UNINITIALIZED:
             if traits.overwrites_all and _covers(tensor):
@@ -99,14 +99,14 @@ class WriteTracker:
                 followers.append(reference)
         return followers
 
-    def _before_write_to_parts(self, traits: OpTraits, tensor: Tensor) -> None:
+    def _before_write_to_parts(self, traits: SchemaTraits, tensor: Tensor) -> None:
         """Copy the parts of a tensor; they are external inputs when they are read next."""
         for part in parts_of(tensor):
             self._before_write(traits, part, alone=False)
             if is_plain(part):
                 self._table.forget(part.untyped_storage())
 
-    def without_hidden(self, traits: OpTraits, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def without_hidden(self, traits: SchemaTraits, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments without those that the op writes but does not read.
 
         What was read from them before is copied; they are external inputs when they are read next.
@@ -131,7 +131,7 @@ class WriteTracker:
 
     # -- other storages over the same memory -------------------------------------------------------
 
-    def save_overlapping(self, traits: OpTraits, args: Any, kwargs: dict[str, Any]) -> set[int]:
+    def save_overlapping(self, traits: SchemaTraits, args: Any, kwargs: dict[str, Any]) -> set[int]:
         """Before a write, copy values of other storages over the same memory; return their keys.
 
         DLPack and NumPy make such storages. Their version counters are separate.
@@ -201,14 +201,14 @@ class WriteTracker:
                 table.note(tensor.untyped_storage(), after)
         return after
 
-    def after_unrecorded(self, traits: OpTraits, write: Write) -> None:
+    def after_unrecorded(self, traits: SchemaTraits, write: Write) -> None:
         """Note a write by an op that is not recorded."""
         _follow(write, _version_after(traits, write))
         if is_plain(write.tensor):
             self._table.forget(write.tensor.untyped_storage())
 
 
-def _version_after(traits: OpTraits, write: Write) -> int:
+def _version_after(traits: SchemaTraits, write: Write) -> int:
     """Return the version that a tensor will have when autograd has counted the write.
 
     It does so after the op has been dispatched, but not for a tensor that it saved before.
@@ -246,7 +246,7 @@ def _follow(write: Write, version: int) -> list[ref[Value]]:
 
 
 def _targets(
-    traits: OpTraits, args: Any, kwargs: dict[str, Any]
+    traits: SchemaTraits, args: Any, kwargs: dict[str, Any]
 ) -> list[tuple[tuple[Key, int], Tensor]]:
     """Return the tensors that an op writes to, with their arguments."""
     named = [(k, kwargs.get(k) if isinstance(k, str) else args[k : k + 1]) for k in traits.writes]
