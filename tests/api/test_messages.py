@@ -102,8 +102,8 @@ WRONG = [
 def test_a_wrong_call_says_what_to_write(call, part: str) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         call()
-    message = str(caught.value)
-    assert part.replace("mean '", "did you mean '") in message or part in message
+    message = str(caught.value).replace("Did you", "did you")  # Python's own, from 3.14 on
+    assert part in message
     assert "\n" not in message
     assert len(message) < 400
 

@@ -18,6 +18,7 @@ SIZE = 20_000  # floats in an array: far more than the bookkeeping of a tape
 ARRAY = 8 * SIZE
 X = np.linspace(0.1, 0.9, SIZE)
 STEPS = 10
+TAPE = 10_000 / ARRAY  # of Python objects, with integers that Python 3.14 keeps for reuse
 
 
 def deep(op):
@@ -119,7 +120,7 @@ def test_bytes_of_a_loop_are_those_of_its_steps_and_of_its_checkpoints() -> None
         return np.sum(remat.checkpointed_loop(np.sin, x * 1.0, 40, 5, schedule="revolve")[0])
 
     (totals,) = profile(loss).regions
-    assert totals.plain_bytes / ARRAY == pytest.approx(41, abs=1)  # its tape, and the input
+    assert totals.plain_bytes / ARRAY == pytest.approx(41, abs=40 * TAPE)  # its tape, and the input
     assert totals.held_bytes / ARRAY == pytest.approx(7, abs=1)  # 5 states, and the input
 
 
@@ -423,9 +424,9 @@ def test_a_loop_tells_its_checkpoints_and_steps(schedule, op) -> None:
         return np.sum(x)
 
     # The tape of a step by itself is some KB of Python heavier than its part of a long one.
-    assert plain == pytest.approx(at_the_turn(in_plain_python), abs=1 + 50 * 6000 / ARRAY)
+    assert plain == pytest.approx(at_the_turn(in_plain_python), abs=1 + 50 * TAPE)
     if schedule == "all":
-        assert held == pytest.approx(50, abs=2)
+        assert held == pytest.approx(50, abs=50 * TAPE)
     else:
         assert 6 <= held <= 6 + 2 + 0.5
     (totals,) = profiler.regions
@@ -495,7 +496,7 @@ def test_a_loop_inside_a_segment() -> None:
         return lambda x: np.sum(run(loops, run(loops, x)))
 
     plain, held = peaks(profile(loss(remat.checkpoint)))
-    assert plain == pytest.approx(60, abs=5)
+    assert plain == pytest.approx(60, abs=2 + 60 * TAPE)
     assert held < 12
 
 
@@ -516,16 +517,21 @@ def test_a_long_loop_sends_few_events() -> None:
 
     with remat.CheckpointProfiler() as profiler:
         vjp, _ = autograd.make_vjp(loss)(np.zeros(2))
-        assert len(profiler._accounting._plain._things) < 64 * np.log(3000)
+        assert len(profiler._accounting._plain._counted) < 64 * np.log(3000)
         assert vjp is not None
 
 
 def test_going_back_through_a_loop_again_is_told_as_running_all_of_it() -> None:
+    def loop(x):
+        return remat.checkpointed_loop(np.sin, x, 20, 3)[0]
+
     with remat.CheckpointProfiler() as profiler:
-        autograd.jacobian(lambda x: remat.checkpointed_loop(np.sin, x, 20, 3)[0])(np.ones(2))
+        autograd.jacobian(loop)(np.ones(2))
     (totals,) = profiler.regions
     assert totals.recomputed == 2
-    assert profiler._accounting.plain_peak < 20 * 2000
+    with remat.CheckpointProfiler() as once:
+        remat.grad(lambda x: np.sum(loop(x)))(np.ones(2))
+    assert profiler._accounting.plain_peak < 1.5 * once._accounting.plain_peak
 
 
 # -- no effect -------------------------------------------------------------------------------------
