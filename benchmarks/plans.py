@@ -18,7 +18,7 @@ from tests.plans.peers import PEERS as PLANS_OF_PEERS
 from remat.errors import BudgetTooSmallError
 from remat.plans import Plan, Trace, plan_trace, simulate
 from remat.plans.facts import Facts
-from remat.plans.segments import choose_cuts
+from remat.plans.layers import choose_cuts
 
 from .measure import Result
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from remat.errors import BudgetTooSmallError
 from remat.plans import Kind, Op, Trace, Value, simulate
 from remat.plans.chain import ChainLayer, plan_chain, smallest_chain
-from remat.plans.layers import LayerChain, LayerSearch
+from remat.plans.layers import LayerChain
+from remat.plans.search import Search
 
 from .test_chain import all_plans, judge
 
@@ -69,7 +70,7 @@ def test_never_slower_than_the_best_of_all_plans_over_layers(seed: int, most_ops
     result = trace.values[-1].nbytes
     judged = [judge(chain, steps) for steps in all_plans(0, 7)]
     judged = [(peak + result, seconds) for peak, seconds in judged]
-    recomputed, search = 0.0, LayerSearch(trace, ends)
+    recomputed, search = 0.0, Search(trace, ends)
     for budget in sorted({peak for peak, _ in judged})[::5]:
         best = min(seconds for peak, seconds in judged if peak <= budget)
         plan = search.plan(budget)
@@ -85,7 +86,7 @@ def test_never_slower_than_the_best_of_all_plans_over_layers(seed: int, most_ops
 def test_within_the_budget_or_an_error_with_one_that_works(seed, layers, most_ops, part) -> None:
     trace, ends, chain = a_pass(seed, layers, most_ops)
     budget = int(trace.plain_peak * part)
-    search = LayerSearch(trace, ends)
+    search = Search(trace, ends)
     with pytest.raises(BudgetTooSmallError) as caught:
         search.plan(0)
     smallest = caught.value.smallest

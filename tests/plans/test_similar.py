@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from remat.plans import Trace, simulate
-from remat.plans.graph import Search
+from remat.plans.search import Search
 from remat.plans.similar import Searches
 
 from .networks import mlp, resnet

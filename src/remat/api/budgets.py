@@ -28,7 +28,7 @@ M = TypeVar("M")
 
 
 def _plans_of(trace: Trace) -> Plans:
-    from ..plans.graph import Search  # noqa: PLC0415  (the planner is loaded late)
+    from ..plans.search import Search  # noqa: PLC0415  (the planner is loaded late)
 
     return Search(trace)
 

@@ -61,9 +61,9 @@ class _LayerBudget:
         return value
 
     def _plans_of(self, trace: Trace) -> Plans:
-        from ..plans.layers import LayerSearch  # noqa: PLC0415  (the planner is loaded late)
+        from ..plans.search import Search  # noqa: PLC0415  (the planner is loaded late)
 
-        return LayerSearch(trace, self._ends)
+        return Search(trace, self._ends)
 
 
 class _Threads(threading.local):

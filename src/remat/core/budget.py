@@ -348,8 +348,6 @@ PLENTY = 1 << 62  # bytes
 class KeepAll:
     """The one plan of a pass that is only recorded (plans.planner.Plans)."""
 
-    memory_bytes = 0
-
     def __init__(self, trace: Trace) -> None:
         self._plan = Plan(frozenset(trace.saved))
 

@@ -1,5 +1,6 @@
 """Pure planning over traces: what to keep of a recorded pass, and what to compute again."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .plan import Plan, Stage
@@ -8,7 +9,8 @@ from .simulate import Alive, Moment, Simulation, simulate
 from .trace import Kind, Op, Trace, Value
 
 if TYPE_CHECKING:
-    from .graph import Frontier, FrontierPoint, frontier, plan_trace
+    from .curve import Frontier, FrontierPoint, frontier
+    from .search import plan_trace
 
 __all__ = [
     "Alive",
@@ -28,11 +30,11 @@ __all__ = [
     "simulate",
 ]
 
+_LATE = {"Frontier": "curve", "FrontierPoint": "curve", "frontier": "curve", "plan_trace": "search"}
+
 
 def __getattr__(name: str) -> Any:
     """Load the planner when it is first asked for: importing remat stays light."""
-    if name in {"Frontier", "FrontierPoint", "frontier", "plan_trace"}:
-        from . import graph  # noqa: PLC0415
-
-        return getattr(graph, name)
+    if name in _LATE:
+        return getattr(import_module(f".{_LATE[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

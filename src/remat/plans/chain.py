@@ -1,4 +1,4 @@
-"""The best way to checkpoint a chain of unlike layers under a budget of bytes.
+"""The dynamic programme over cuts: the best way to checkpoint a chain of unlike layers.
 
 Beaumont, Herrmann, Pallez, Shilova 2019 ("rotor"): a dynamic programme over the first layer, the
 end and the bytes that are free. The first layer of a range is either run with its tape, which is
@@ -6,13 +6,14 @@ held until its backward; or it begins a segment that is run without tapes: its r
 comes after it is dealt with, and then the segment is run again, by a plan of its own.
 
 A plan is a row of layers and segments, and a segment is a row of the same kind: checkpointed calls
-inside of checkpointed calls.
+inside of checkpointed calls. In the outermost row, several layers may also be one `Part`, which
+keeps some of their tapes and recomputes the others together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -22,7 +23,16 @@ import numpy as np
 from ..errors import BudgetTooSmallError
 from ..sizes import format_bytes, parse_bytes
 
-__all__ = ["ChainLayer", "ChainPlan", "Segment", "plan_chain", "smallest_chain"]
+__all__ = [
+    "ChainLayer",
+    "ChainPlan",
+    "Part",
+    "Segment",
+    "Step",
+    "plan_chain",
+    "plan_chains",
+    "smallest_chain",
+]
 
 _BUCKETS = 500
 
@@ -56,10 +66,29 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Layers from `first` up to `stop` that are run with a part of their tapes.
+
+    The rest is recomputed when backward comes to them.
+    """
+
+    first: int
+    stop: int
+    seconds: float  # of what is recomputed
+    kept_bytes: int
+    forward_bytes: int  # while they run forward
+    backward_bytes: int  # while they run backward, with gradients and what is recomputed
+    keep: frozenset[int] = frozenset()  # the values that are kept
+
+
+Step = int | Segment | Part
+
+
+@dataclass(frozen=True, slots=True)
 class ChainPlan:
     """What to do layer by layer: a number is a layer that is run with its tape."""
 
-    steps: tuple[int | Segment, ...]
+    steps: tuple[Step, ...]
     peak_bytes: int
     extra_seconds: float
 
@@ -91,10 +120,26 @@ def plan_chain(layers: Sequence[ChainLayer], memory_budget: int | str) -> ChainP
             f"({format_bytes(need)}) whatever is recomputed, got memory_budget={memory_budget!r}",
             smallest=need,
         )
-    steps = _Programme(chain, budget).steps()
+    steps = _Programme(chain, budget).steps(budget)
     if steps is None:  # it fits, but not in whole buckets
         steps = least.steps()
-    return ChainPlan(steps, chain.peak(steps), chain.extra_seconds(steps))
+    return chain.plan(steps)
+
+
+def plan_chains(
+    layers: Sequence[ChainLayer], budgets: Sequence[int], parts: Iterable[Part]
+) -> list[ChainPlan]:
+    """Return the best plans for some budgets, for which one table is made, as far as they fit.
+
+    >>> layers = [ChainLayer(1.0, 10, 10) for _ in range(4)]
+    >>> part = Part(1, 4, 0.5, 20, 30, 40)
+    >>> [plan.extra_seconds for plan in plan_chains(layers, [60, 50, 40, 30], [part])]
+    [0.0, 0.5, 5.0]
+    """
+    chain = _Chain(layers)
+    programme = _Programme(chain, max(budgets), parts)
+    found = (programme.steps(budget) for budget in budgets)
+    return [chain.plan(steps) for steps in found if steps is not None]
 
 
 def smallest_chain(layers: Sequence[ChainLayer]) -> ChainPlan:
@@ -104,8 +149,7 @@ def smallest_chain(layers: Sequence[ChainLayer]) -> ChainPlan:
     40
     """
     chain = _Chain(layers)
-    steps = _Least(chain).steps()
-    return ChainPlan(steps, chain.peak(steps), chain.extra_seconds(steps))
+    return chain.plan(_Least(chain).steps())
 
 
 class _Chain:
@@ -138,7 +182,10 @@ class _Chain:
         gradients = self.gradient[layer] + self.gradient[layer + 1]
         return max(forward, self.tape[layer] + gradients + self.backward_workspace[layer])
 
-    def peak(self, steps: tuple[int | Segment, ...], arriving: int = 0) -> int:
+    def plan(self, steps: tuple[Step, ...]) -> ChainPlan:
+        return ChainPlan(steps, self.peak(steps), self.extra_seconds(steps))
+
+    def peak(self, steps: tuple[Step, ...], arriving: int = 0) -> int:
         """Return the peak of a row of steps, while a gradient of so many bytes waits."""
         held = most = 0
         for step in steps:
@@ -148,15 +195,19 @@ class _Chain:
                 most = max(most, held + self.passing(first, stop) + arriving)
                 most = max(most, held + self.peak(step.steps, self.gradient[stop]))
                 held += self.result[stop]
+            elif isinstance(step, Part):
+                most = max(most, held + step.forward_bytes, held + step.backward_bytes)
+                held += step.kept_bytes
             else:
                 most = max(most, held + self.taping(step, arriving))
                 held += self.tape[step]
         return most
 
-    def extra_seconds(self, steps: tuple[int | Segment, ...]) -> float:
+    def extra_seconds(self, steps: tuple[Step, ...]) -> float:
         """Return the seconds of all that runs again."""
         again = [step for step in steps if isinstance(step, Segment)]
-        own = (self.seconds[layer] for step in again for layer in step.layers)
+        own = [self.seconds[layer] for step in again for layer in step.layers]
+        own += [step.seconds for step in steps if isinstance(step, Part)]
         return math.fsum([*own, *(self.extra_seconds(step.steps) for step in again)])
 
 
@@ -223,8 +274,11 @@ class _Least:
 class _Programme:
     """The least extra seconds of each range of layers, for every number of free buckets."""
 
-    def __init__(self, chain: _Chain, budget: int) -> None:
+    def __init__(self, chain: _Chain, budget: int, parts: Iterable[Part] = ()) -> None:
         self._chain = chain
+        self._parts: list[list[Part]] = [[] for _ in range(chain.count)]
+        for part in parts:
+            self._parts[part.first].append(part)
         units = math.gcd(*chain.result, *chain.tape, *chain.gradient, *chain.forward_workspace)
         units = math.gcd(units, *chain.backward_workspace) or 1
         self._unit = max(units, units * math.ceil(budget / units / _BUCKETS))
@@ -241,8 +295,7 @@ class _Programme:
         self._tops_after: Any = np.full((count + 1, self._size), np.inf)
         self._tops[count] = 0.0
         for first in reversed(range(count)):
-            options = self._options(first, count, 0, self._tops[first + 1], self._tops_after)
-            self._tops[first] = np.min(options, axis=0)
+            self._tops[first] = np.min(self._options_of(first, count, is_top=True), axis=0)
             self._tops_after[first] = self._shifted(self._tops[first], chain.result[first])
 
     def _buckets(self, nbytes: int) -> int:
@@ -288,16 +341,22 @@ class _Programme:
             costs[1:][np.arange(self._size)[None, :] < least[:, None]] = np.inf
         return costs
 
-    def steps(self) -> tuple[int | Segment, ...] | None:
-        """Return the best plan, or None if there is none in whole buckets."""
-        free = self._size - 1
+    def _parted(self, part: Part) -> Any:
+        """Return the costs to begin with a part."""
+        costs = self._shifted(self._tops[part.stop], part.kept_bytes)
+        costs[: self._buckets(max(part.forward_bytes, part.backward_bytes))] = np.inf
+        return costs + part.seconds
+
+    def steps(self, budget: int) -> tuple[Step, ...] | None:
+        """Return the best plan within a budget, or None if there is none in whole buckets."""
+        free = budget // self._unit
         if not np.isfinite(self._tops[0, free]):
             return None
         return self._row(0, self._chain.count, free, is_top=True)
 
-    def _row(self, first: int, stop: int, free: int, *, is_top: bool) -> tuple[int | Segment, ...]:
+    def _row(self, first: int, stop: int, free: int, *, is_top: bool) -> tuple[Any, ...]:
         chain = self._chain
-        steps: list[int | Segment] = []
+        steps: list[Step] = []
         while first < stop:
             options = self._options_of(first, stop, is_top=is_top)[:, free]
             choice = int(np.argmin(options))
@@ -305,6 +364,10 @@ class _Programme:
                 steps.append(first)
                 free -= self._buckets(chain.tape[first])
                 first += 1
+            elif first + choice >= stop:
+                steps.append(part := self._parts[first][first + choice - stop])
+                free -= self._buckets(part.kept_bytes)
+                first = part.stop
             else:
                 cut = first + choice
                 steps.append(Segment(self._row(first, cut, free, is_top=False)))
@@ -314,7 +377,8 @@ class _Programme:
 
     def _options_of(self, first: int, stop: int, *, is_top: bool) -> Any:
         if is_top:
-            return self._options(first, stop, 0, self._tops[first + 1], self._tops_after)
+            options = self._options(first, stop, 0, self._tops[first + 1], self._tops_after)
+            return np.vstack([options, *map(self._parted, self._parts[first])])
         rest = self._costs[first + 1, stop] if first + 1 < stop else np.zeros(self._size)
         gradient = self._chain.gradient[stop]
         return self._options(first, stop, gradient, rest, self._after[stop])

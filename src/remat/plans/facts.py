@@ -43,7 +43,15 @@ class Facts:
         self.forward_end = self._find_forward_ends()
         self._add_up_gradients()
         self.crossing = self._add_up_crossing()
-        self.free_to_keep = frozenset(v for v, outlives in enumerate(self.outlives) if outlives)
+        # Bytes that go when a value is no longer held; those of an output never do.
+        self.held_bytes = [
+            0 if outlives else n for n, outlives in zip(self.nbytes, self.outlives, strict=True)
+        ]
+        # What is kept whatever a plan says: it costs nothing, or it cannot be computed again.
+        self.is_bound = [
+            bool(self.readers[v] or self.users[v]) and (self.is_fixed[v] or self.outlives[v])
+            for v in range(len(values))
+        ]
 
     def _own(self, numbers: Iterable[int]) -> tuple[int, ...]:
         """Return values that are the pass's own, each once."""

@@ -1,114 +1,54 @@
-"""Plans for a recorded pass that is a chain of layers.
+"""A recorded pass as a chain: the trace is cut, and what is between two cuts is a layer.
 
-The trace is cut where one layer ends and the next begins. Each layer is measured on the trace, and
-the best plan over whole layers is found by the dynamic programme of `chain.py`. It is judged op by
-op, beside the plan that `graph.py` makes of the same trace: the one with less recomputation wins.
+Each layer is measured on the trace: what crosses its ends, what it saves, its gradients. A plan of
+`chain.py` over these layers is a plan of the trace.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
-from ..errors import BudgetTooSmallError
-from ..sizes import format_bytes, parse_budget
-from .chain import ChainLayer, ChainPlan, Segment, plan_chain, smallest_chain
-from .graph import Search
+from .chain import ChainLayer, ChainPlan, Part, Segment, Step
+from .facts import Facts
 from .plan import Plan, Stage
-from .simulate import Judge
 from .trace import Kind, Trace
 
-__all__ = ["LayerChain", "LayerSearch"]
+__all__ = ["LayerChain", "choose_cuts"]
+
+_MOST_LAYERS = 48
 
 
-class LayerSearch:
-    """The plans of a pass through layers, for all budgets.
+def choose_cuts(facts: Facts) -> list[int]:
+    """Return the ops before which few bytes cross, the first and the end included.
 
-    `ends` are the numbers of ops that had run when each layer ended.
-
-    >>> from remat.plans import Kind, Op, Trace, Value
-    >>> values = [Value(8, kind=Kind.INPUT)]
-    >>> values += [Value(8, made_by=i, freed_after=i + 1) for i in range(9)] + [Value(8, made_by=9)]
-    >>> ops = [Op("sin", (i,), (i + 1,), 0.5, saves=(i,)) for i in range(10)]
-    >>> LayerSearch(Trace(tuple(ops), tuple(values)), [4, 7, 10]).plan(56)
-    Plan(keeps 6 values, 6 stages, peak 56 B, 1.5 s extra)
+    What crosses and backward does not use anyway counts twice.
     """
-
-    def __init__(self, trace: Trace, ends: Sequence[int]) -> None:
-        self._trace = trace
-        self._ends = ends
-        self._over_ops = Search(trace)
-
-    @property
-    def memory_bytes(self) -> int:
-        return self._over_ops.memory_bytes
-
-    def plan(self, memory_budget: int | float | str) -> Plan:
-        """Return the plan with the least recomputation.
-
-        Raises:
-            BudgetTooSmallError: No plan fits; the message has the smallest budget that works.
-        """
-        trace, ends = self._trace, self._ends
-        budget = parse_budget(memory_budget, whole=trace.plain_peak)
-        found, smallest = self._plan_over_ops(budget)
-        if not found or found[0].extra_seconds:
-            over_layers = list(_plans_over_layers(LayerChain(trace, ends), budget))
-            smallest += [plan.peak_bytes for plan in over_layers]
-            found += [plan for plan in over_layers if plan.peak_bytes <= budget]
-        if not found:
-            raise _too_small(len(ends), min(smallest), budget)
-        return replace(
-            min(found, key=lambda plan: (plan.extra_seconds, plan.peak_bytes)),
-            memory_budget=budget,
-            plain_peak_bytes=trace.plain_peak,
-            signature=trace.signature,
-        )
-
-    def _plan_over_ops(self, budget: int) -> tuple[list[Plan], list[int]]:
-        """Return the plan of `graph.py`, or else the smallest budget for which it has one."""
-        try:
-            return [self._over_ops.plan(budget)], []
-        except BudgetTooSmallError as error:
-            return [], [] if error.smallest is None else [error.smallest]
-
-
-def _plans_over_layers(chain: LayerChain, memory_budget: int) -> Iterator[Plan]:
-    """Generate the plan that needs least, and the best one within the budget; both judged.
-
-    What is known of whole layers is an upper bound of what they take, so either may fit although
-    the other does not.
-    """
-    if len(chain.layers) < 2:  # nothing can be recomputed
-        return
-    judge = Judge(chain.trace)
-    yield _judged(chain.plan_of(smallest_chain(chain.layers)), judge)
-    with suppress(BudgetTooSmallError):
-        free = max(0, memory_budget - chain.outliving_bytes)
-        yield _judged(chain.plan_of(plan_chain(chain.layers, free)), judge)
-
-
-def _judged(plan: Plan, judge: Judge) -> Plan:
-    peak, seconds, _ = judge.score(plan)
-    return replace(plan, peak_bytes=peak, extra_seconds=seconds)
-
-
-def _too_small(layers: int, smallest: int, budget: int) -> BudgetTooSmallError:
-    return BudgetTooSmallError(
-        f"this chain of {layers} layers needs at least {smallest} bytes "
-        f"({format_bytes(smallest)}) whatever is recomputed, got memory_budget={budget}; give at "
-        "least that, or a smaller input",
-        smallest=smallest,
-    )
+    change = [0] * (facts.count + 1)
+    for value, users in enumerate(facts.users):
+        last = max(facts.readers[value][-1:] + users[-1:], default=-1)
+        if not facts.is_external[value] and last > facts.made_by[value]:
+            weight = facts.nbytes[value] * (1 if users else 2)
+            change[facts.made_by[value] + 1] += weight
+            change[last + 1] -= weight
+    score = list(accumulate(change))
+    inner = list(range(1, facts.count))
+    if len(inner) >= _MOST_LAYERS:
+        inner = [c for c in inner if score[c - 1] >= score[c] <= score[c + 1]]
+        window = math.ceil(facts.count / (_MOST_LAYERS - 1))
+        # Of equal ones the first: ops that read the same stand together.
+        best = {c // window: c for c in sorted(inner, key=lambda c: (-score[c], -c))}
+        inner = sorted(best.values())
+    return [0, *inner, facts.count] if facts.count else [0]
 
 
 class LayerChain:
     """A trace as a chain of layers: `layers[i]` is ops `cuts[i]` to `cuts[i + 1]`.
 
     `outliving_bytes` are those of results that the program holds all the time, whatever the plan;
-    layers do not count them.
+    layers do not count them. `crossing[i]` is what is needed beyond `cuts[i]`, and `gradients` are
+    the bytes of gradients and workspace in the backward of each op.
     """
 
     def __init__(self, trace: Trace, ends: Iterable[int]) -> None:
@@ -117,11 +57,12 @@ class LayerChain:
         self._outliving = self._find_outliving()
         self.outliving_bytes = self._bytes(self._outliving)
         self.cuts = self._find_cuts(ends)
-        self._crossing = [self._find_crossing(cut) for cut in self.cuts]
+        self._last_needed = self._find_last_needed()
+        self.crossing = [self._find_crossing(cut) for cut in self.cuts]
         self._saved = [self._find_saved(*part) for part in pairwise(self.cuts)]
-        gradients = self._backward_bytes()
+        self.gradients = self._backward_bytes()
         self.layers = [
-            self._measure(number, gradients[first:stop])
+            self._measure(number, self.gradients[first:stop])
             for number, (first, stop) in enumerate(pairwise(self.cuts))
         ]
 
@@ -138,13 +79,19 @@ class LayerChain:
         inner = {end for end in ends if 0 < end < count} - inside
         return [0, *sorted(inner), count] if count else [0]
 
+    def _find_last_needed(self) -> list[int]:
+        last = [-1] * len(self.trace.values)
+        for number, op in enumerate(self.trace.ops):
+            for value in (*op.reads, *op.saves):
+                last[value] = number
+        return last
+
     def _find_crossing(self, cut: int) -> frozenset[int]:
         """Return the values that are made before a cut and needed at or after it."""
-        ops, values = self.trace.ops, self.trace.values
-        if cut == len(ops):
+        if cut == len(self.trace.ops):
             return self._outliving
-        needed = {n for op in ops[cut:] for n in (*op.reads, *op.saves)}
-        return frozenset(n for n in needed if self._own[n] and (values[n].made_by or 0) < cut)
+        crossing = (n for n, last in enumerate(self._last_needed) if last >= cut and self._own[n])
+        return frozenset(n for n in crossing if (self.trace.values[n].made_by or 0) < cut)
 
     def _find_outliving(self) -> frozenset[int]:
         values = enumerate(self.trace.values)
@@ -166,10 +113,10 @@ class LayerChain:
 
     def _measure(self, number: int, gradients: list[int]) -> ChainLayer:
         first, stop = self.cuts[number], self.cuts[number + 1]
-        before, after = self._crossing[number], self._crossing[number + 1]
+        before, after = self.crossing[number], self.crossing[number + 1]
         tape = (self._saved[number] | after) - before - self._outliving
-        incoming = self._gradient_bytes(before) if number else self._input_gradient_bytes(stop)
-        outgoing = self._gradient_bytes(after)
+        incoming = self.gradient_bytes(before) if number else self._input_gradient_bytes(stop)
+        outgoing = self.gradient_bytes(after)
         is_last = stop == self.cuts[-1]
         # Why the gradient? It is all that counts of what the program holds.
         outputs = outgoing if is_last else self._bytes(after - self._outliving)
@@ -186,7 +133,7 @@ class LayerChain:
     def _bytes(self, numbers: Iterable[int]) -> int:
         return sum(self.trace.values[number].nbytes for number in numbers)
 
-    def _gradient_bytes(self, numbers: Iterable[int]) -> int:
+    def gradient_bytes(self, numbers: Iterable[int]) -> int:
         values = self.trace.values
         return self._bytes(number for number in numbers if values[number].requires_grad)
 
@@ -194,7 +141,7 @@ class LayerChain:
         """Return the bytes of the gradients of what the first layer gets from the caller."""
         values = self.trace.values
         reads = {number for op in self.trace.ops[:stop] for number in op.reads}
-        return self._gradient_bytes(n for n in reads if values[n].kind is Kind.INPUT)
+        return self.gradient_bytes(n for n in reads if values[n].kind is Kind.INPUT)
 
     def _live_bytes(self, first: int, stop: int) -> int:
         """Return the most bytes of its own that a layer holds if nothing of it is kept."""
@@ -237,36 +184,40 @@ class LayerChain:
         """Return what a plan over layers means for the ops and values of the trace."""
         return Plan(self._held(plan.steps), tuple(self._stages(plan.steps, frozenset())))
 
-    def _held(self, steps: Iterable[int | Segment]) -> frozenset[int]:
-        """Return what is held of a row: tapes, and what segments begin with."""
-        return frozenset[int]().union(
-            *(
-                self._crossing[step.layers[0]] if isinstance(step, Segment) else self._saved[step]
-                for step in steps
-            )
-        )
+    def _held(self, steps: Iterable[Step]) -> frozenset[int]:
+        """Return what is held of a row: tapes, and what segments and parts begin with."""
+        return frozenset[int]().union(*map(self._held_by, steps))
 
-    def _stages(self, steps: Sequence[int | Segment], hold: frozenset[int]) -> Iterator[Stage]:
+    def _held_by(self, step: Step) -> frozenset[int]:
+        if isinstance(step, Segment):
+            return self.crossing[step.layers[0]]
+        if isinstance(step, Part):
+            return self.crossing[step.first] | step.keep
+        return self._saved[step]
+
+    def _stages(self, steps: Sequence[Step], hold: frozenset[int]) -> Iterator[Stage]:
         """Generate the stages of a row: layers side by side are one, segments are rows."""
         groups = _groups(steps)
         for group in groups:
             if isinstance(group, Segment):
                 *before, _ = _groups(group.steps)
-                earlier = [s for g in before for s in ([g] if isinstance(g, Segment) else g)]
+                earlier = [s for g in before for s in (g if isinstance(g, list) else [g])]
                 yield from self._stages(group.steps, self._held(earlier))
+            elif isinstance(group, Part):
+                yield Stage(self.cuts[group.first])
             else:
                 yield Stage(self.cuts[group[0]], hold if group is groups[-1] else frozenset())
 
 
-def _groups(steps: Iterable[int | Segment]) -> list[Segment | list[int]]:
+def _groups(steps: Iterable[Step]) -> list[Segment | Part | list[int]]:
     """Return the steps with layers that stand side by side put together.
 
     >>> _groups([0, 1, Segment((2, 3)), 4])
     [[0, 1], Segment(steps=(2, 3)), [4]]
     """
-    groups: list[Segment | list[int]] = []
+    groups: list[Segment | Part | list[int]] = []
     for step in steps:
-        if isinstance(step, Segment):
+        if not isinstance(step, int):
             groups.append(step)
         elif groups and isinstance(groups[-1], list):
             groups[-1].append(step)

@@ -40,6 +40,7 @@ class Stay:
 @dataclass(slots=True)
 class _Replay:
     ops: list[int]
+    runs: set[int]  # the same ops
     remade: dict[int, int]  # what was not there, with the last op of the replay that reads it
 
 
@@ -73,12 +74,8 @@ class Evaluator:
         nodes = zip(times, self.order, strict=True)
         self._nodes = [(t, op, frozenset(facts.saves[op])) for t, op in nodes if facts.saves[op]]
         self.is_reverse = all(later < op for op, later in pairwise(self.order))
-        used = [v for v, users in enumerate(facts.users) if users or facts.readers[v]]
-        self.always = frozenset(v for v in used if facts.is_fixed[v] or facts.outlives[v])
+        self.always = frozenset(v for v, is_bound in enumerate(facts.is_bound) if is_bound)
         base = [level for op in self.order for level in (facts.base_before[op], facts.base_at[op])]
-        self._held_bytes = [
-            0 if outlives else n for n, outlives in zip(facts.nbytes, facts.outlives, strict=True)
-        ]
         self._static = self._program_bytes() + base
         self.work = 0  # about the ops, nodes and values that were looked at
 
@@ -135,7 +132,8 @@ class Evaluator:
 
     def _replay(self, missing: list[int], time: int, there: dict[int, Stay]) -> _Replay:
         facts, remade = self.facts, dict[int, int]()
-        ops = self._closure(missing, there)
+        runs = self._closure(missing, there)
+        ops = sorted(runs)
         for op in ops:
             for read in facts.reads[op]:
                 if read in remade:
@@ -145,21 +143,21 @@ class Evaluator:
             for made in facts.makes[op]:
                 if made not in there:
                     remade[made] = op
-        return _Replay(ops, remade)
+        return _Replay(ops, runs, remade)
 
-    def _closure(self, missing: list[int], there: dict[int, Stay]) -> list[int]:
+    def _closure(self, missing: list[int], there: dict[int, Stay]) -> set[int]:
         facts, todo, ops = self.facts, list(missing), set[int]()
         while todo:
             maker = facts.made_by[todo.pop()]
             if maker not in ops:
                 ops.add(maker)
                 todo += [read for read in facts.reads[maker] if read not in there]
-        return sorted(ops)
+        return ops
 
     # -- memory --
 
     def _find_peak(self, outcome: Outcome) -> None:
-        nbytes, forward_end = self._held_bytes, self.facts.forward_end
+        nbytes, forward_end = self.facts.held_bytes, self.facts.forward_end
         change = [0] * (len(self._static) + 1)
         staying: dict[int, set[int]] = {time: set() for time in outcome.replays}
         for value, stays in outcome.stays.items():

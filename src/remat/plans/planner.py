@@ -17,10 +17,6 @@ __all__ = ["Planner", "Plans", "too_small"]
 class Plans(Protocol):
     """The plans of one trace, for all budgets."""
 
-    @property
-    def memory_bytes(self) -> int:
-        """About what it has taken to find them, and what Python does not give back."""
-
     def plan(self, memory_budget: int | float | str) -> Plan:
         """Return the plan for a budget; raise `BudgetTooSmallError` if none fits."""
 

@@ -76,14 +76,12 @@ class _SimilarPlans:
         self._trace = trace
         self._judge = Judge(trace)
         self.plain_peak = trace.plain_peak
-        self.memory_bytes = 0
 
     def plan(self, memory_budget: int | float | str) -> Plan:
         budget = parse_budget(memory_budget, whole=self.plain_peak)
         found = self._scaled(budget)
         if found is None or (self._is_dear(*found) and self._kept.may_search_again()):
             plans = self._kept.search(self._trace)
-            self.memory_bytes = plans.memory_bytes
             return plans.plan(memory_budget)
         return found[0]
 

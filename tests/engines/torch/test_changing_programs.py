@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import remat
-from remat.plans import graph
+from remat.plans import search
 
 ROWS, WIDTH, LAYERS = 256, 32, 9
 
@@ -17,12 +17,12 @@ def searched(monkeypatch) -> list:
     """The traces that were searched."""
     traces = []
 
-    class Counting(graph.Search):
+    class Counting(search.Search):
         def __init__(self, trace) -> None:
             traces.append(trace)
             super().__init__(trace)
 
-    monkeypatch.setattr(graph, "Search", Counting)
+    monkeypatch.setattr(search, "Search", Counting)
     return traces
 
 

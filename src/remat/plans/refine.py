@@ -1,24 +1,29 @@
-"""Lowers the highest peak first, again and again, and then looks for what was dropped in vain.
+"""Makes a plan better op by op: for any trace, by so much work.
 
-From a plan whose peak is too high, the value is dropped that is idle at the peak and costs the
-least seconds per byte to compute again (as XLA's rematerialisation does, with exact prices). The
-better of several such plans is then improved: something that runs again is restored, and what is
-too much is dropped elsewhere; if this takes fewer seconds it is a better plan.
+`Refinement.within` brings plans within a budget, and then looks for what was dropped in vain:
+
+- At the highest peak the value is dropped that is idle there and costs the fewest seconds per byte
+  to compute again (`eviction.py`), until the peak fits: the highest peak first, as XLA's
+  rematerialisation does, with exact prices. Or a smaller value that it is made of is held in its
+  place, if that frees bytes for fewer seconds.
+- Something that runs again is restored, and what is then too much is dropped elsewhere. If this
+  takes fewer seconds, it is a better plan.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from .eviction import cheapest_first, ops_again
 from .facts import Facts
 from .lifetimes import Evaluator, Lifetimes, Outcome, Stay
 from .plan import Plan
 
-__all__ = ["Known", "Relief"]
+__all__ = ["Known", "Refinement"]
 
 _STEP = 64  # one part in so many of a level is freed in a round, at least
 _FIRST = 4  # and one part in so many of what is too much
@@ -29,7 +34,7 @@ _CLOSE = 1.1  # times the seconds of the best one: another one as near is improv
 Known = tuple[Plan, tuple[tuple[int, ...], ...]]  # a plan, and what its stages recompute
 
 
-class _Eviction(NamedTuple):
+class _Drop(NamedTuple):
     """A value that is not held at the peak: what it costs, and when it is recomputed instead."""
 
     price: float  # seconds per byte
@@ -38,9 +43,10 @@ class _Eviction(NamedTuple):
     stay: Stay
     times: tuple[int, ...]  # of replays; only from the last one on it is held
     sources: frozenset[int]  # what it is recomputed from
+    instead: int = -1  # what is kept in its place
 
 
-class Relief:
+class Refinement:
     """Finds plans of one trace op by op, for one level of memory at a time."""
 
     def __init__(self, facts: Facts) -> None:
@@ -76,13 +82,8 @@ class Relief:
     def _starts(self, known: Iterable[Known]) -> Iterator[Lifetimes]:
         for plan, recomputed in known:
             yield self._effective(self._evaluator.lifetimes_of(plan, recomputed))
-        yield self._plain()
-
-    def _plain(self) -> Lifetimes:
-        """Return what recomputes nothing."""
-        facts = self._facts
-        saved = {v for v, users in enumerate(facts.users) if users and not facts.is_external[v]}
-        return Lifetimes(frozenset(saved) - self._always)
+        saved = {v for v, users in enumerate(self._facts.users) if users}
+        yield Lifetimes(frozenset(saved) - self._always)  # what recomputes nothing
 
     def _effective(self, lifetimes: Lifetimes) -> Lifetimes:
         """Return the same without drops at ops that start no replay of the value."""
@@ -131,7 +132,7 @@ class Relief:
         *,
         is_close: bool = False,
     ) -> Outcome | None:
-        """Evict until a plan fits; return None if it does not, or takes too many seconds.
+        """Drop values until a plan fits; return None if it does not, or takes too many seconds.
 
         If the plan is close to the level, bytes beyond what is too much are worth nothing.
         """
@@ -139,8 +140,8 @@ class Relief:
         while (excess := outcome.peak_bytes - level) > 0:
             if outcome.seconds >= below or self._evaluator.work >= self._until:
                 return None
-            evictions = self._evictions(outcome, excess if is_close else outcome.peak_bytes)
-            others = (eviction for eviction in evictions if eviction.value != spared)
+            drops = self._drops(outcome, excess if is_close else outcome.peak_bytes)
+            others = (drop for drop in drops if drop.value != spared)
             # Why a part of the excess? What is far above the level comes near it in a few rounds.
             chosen = self._choose(others, max(min(excess, level // _STEP), excess // _FIRST))
             if not chosen:
@@ -150,24 +151,29 @@ class Relief:
 
     # -- what to drop --
 
-    def _evictions(self, outcome: Outcome, excess: int) -> Iterator[_Eviction]:
+    def _drops(self, outcome: Outcome, excess: int) -> Iterator[_Drop]:
         """Yield what can be dropped at the peak, the cheapest first; `excess` bytes are enough."""
         facts, peak = self._facts, outcome.peak_time
         self._evaluator.work += len(outcome.stays)
-        heap: list[tuple[float, int, int, int, Stay, _Eviction | None]] = []
-        for value, stays in outcome.stays.items():
-            for stay in stays if value not in self._always and facts.nbytes[value] else ():
-                if self._is_idle(value, stay, peak):
-                    least = self._least_price(value, stay, outcome, excess)
-                    heap.append((least, -facts.nbytes[value], value, stay.start, stay, None))
-        heapq.heapify(heap)
-        while heap:
-            _, nbytes, value, start, stay, eviction = heapq.heappop(heap)
-            if eviction is None:
-                eviction = self._priced(value, stay, outcome, excess)
-                heapq.heappush(heap, (eviction.price, nbytes, value, start, stay, eviction))
-            else:
-                yield eviction
+        idle = [
+            (-facts.nbytes[value], value, stay)
+            for value, stays in outcome.stays.items()
+            if value not in self._always and facts.nbytes[value]
+            for stay in stays
+            if self._is_idle(value, stay, peak)
+        ]
+        idle.sort(key=lambda entry: entry[:2])  # of equal prices the largest is the first
+        priced: dict[int, _Drop] = {}
+
+        def price(place: int) -> float:
+            if place not in priced:
+                _, value, stay = idle[place]
+                priced[place] = self._priced(value, stay, outcome, excess)
+            return priced[place].price
+
+        least = [self._least_price(value, stay, outcome, excess) for _, value, stay in idle]
+        for place in cheapest_first(zip(least, range(len(idle)), strict=True), price):
+            yield priced[place]
 
     def _is_idle(self, value: int, stay: Stay, peak: int) -> bool:
         """Tell whether a value is held at the peak, but not used then or just after."""
@@ -181,7 +187,7 @@ class Relief:
         op = self._facts.made_by[value]
         times = self._times(stay, outcome.peak_time)
         runs = sum(
-            time not in outcome.replays or op not in outcome.replays[time].ops for time in times
+            time not in outcome.replays or op not in outcome.replays[time].runs for time in times
         )
         return runs * self._facts.seconds[op] / min(excess, self._facts.nbytes[value])
 
@@ -190,61 +196,90 @@ class Relief:
         uses = stay.uses[: bisect_right(stay.uses, peak) + 1]
         return tuple(dict.fromkeys(self._evaluator.replay_time(use) for use in uses))
 
-    def _priced(self, value: int, stay: Stay, outcome: Outcome, excess: int) -> _Eviction:
+    def _priced(self, value: int, stay: Stay, outcome: Outcome, excess: int) -> _Drop:
         seconds, sources = 0.0, set[int]()
         times = self._times(stay, outcome.peak_time)
         for time in times:
-            seconds += self._chain_seconds(value, time, outcome, sources)
+            seconds += self._seconds_again(value, time, outcome, sources)
         nbytes = self._facts.nbytes[value]
-        return _Eviction(
-            seconds / min(excess, nbytes), nbytes, value, stay, times, frozenset(sources)
-        )
+        drop = _Drop(seconds / min(excess, nbytes), nbytes, value, stay, times, frozenset(sources))
+        return min([drop, *self._instead(drop, outcome, excess)], key=lambda d: d.price)
 
-    def _chain_seconds(self, value: int, time: int, outcome: Outcome, sources: set[int]) -> float:
+    def _seconds_again(self, value: int, time: int, outcome: Outcome, sources: set[int]) -> float:
         """Return the seconds to recompute a value at a time, besides what runs then anyway."""
         facts, replay = self._facts, outcome.replays.get(time)
-        running = set(replay.ops) if replay else set()
-        todo, found = [value], set[int]()
-        while todo:
-            op = facts.made_by[todo.pop()]
-            if op in found or op in running:
-                continue
-            found.add(op)
-            for read in facts.reads[op]:
-                if read not in self._always and (read == value or not outcome.is_there(read, time)):
-                    todo.append(read)
-                else:
-                    sources.add(read)
-        return sum(facts.seconds[op] for op in found)
+        running: set[int] = replay.runs if replay else set()
 
-    def _choose(self, evictions: Iterable[_Eviction], nbytes: int) -> list[_Eviction]:
+        def is_there(read: int) -> bool:
+            if read in self._always or (read != value and outcome.is_there(read, time)):
+                sources.add(read)
+                return True
+            return facts.made_by[read] in running
+
+        if facts.made_by[value] in running:
+            return 0.0
+        ops = ops_again([value], facts.made_by.__getitem__, facts.reads.__getitem__, is_there)
+        return sum(facts.seconds[op] for op in ops)
+
+    def _instead(self, drop: _Drop, outcome: Outcome, excess: int) -> Iterator[_Drop]:
+        """Yield ways to keep a smaller value from which the one that is dropped is made.
+
+        (What attention saves may be made by repeating the heads of a smaller one, or in another
+        data type.) Only ops that read one value that is not there are looked at.
+        """
+        facts, value, seconds = self._facts, drop.value, 0.0
+        while drop.stay.start < 0:
+            op = facts.made_by[value]
+            seconds += facts.seconds[op] * len(drop.times)
+            missing = [
+                read
+                for read in facts.reads[op]
+                if read not in self._always and not outcome.is_there(read, drop.times[-1])
+            ]
+            if len(missing) != 1:
+                return
+            value = missing[0]
+            free = drop.nbytes - facts.nbytes[value]
+            price = seconds / min(excess, max(1, free))
+            if price >= drop.price:
+                return
+            if free > 0 and facts.forward_end[value] < outcome.peak_time:
+                yield drop._replace(
+                    price=price, nbytes=free, sources=frozenset({value}), instead=value
+                )
+
+    def _choose(self, drops: Iterable[_Drop], nbytes: int) -> list[_Drop]:
         """Return the cheapest that free so many bytes and are not recomputed from one another."""
-        chosen: list[_Eviction] = []
+        chosen: list[_Drop] = []
         sources: set[int] = set()
-        for eviction in evictions:
-            if eviction.value in sources or any(e.value in eviction.sources for e in chosen):
+        for drop in drops:
+            if drop.value in sources or any(other.value in drop.sources for other in chosen):
                 continue
-            chosen.append(eviction)
-            sources |= eviction.sources
-            nbytes -= eviction.nbytes
+            chosen.append(drop)
+            sources |= drop.sources
+            nbytes -= drop.nbytes
             if nbytes <= 0:
                 break
         return chosen
 
-    def _without(self, lifetimes: Lifetimes, evictions: list[_Eviction]) -> Lifetimes:
+    def _without(self, lifetimes: Lifetimes, chosen: list[_Drop]) -> Lifetimes:
         keep, drops = set(lifetimes.keep), set(lifetimes.drops)
-        for _, _, value, stay, times, _ in evictions:
-            if stay.start < 0:
-                keep.discard(value)
+        for drop in chosen:
+            if drop.stay.start < 0:
+                keep.discard(drop.value)
             else:
-                drops.add((value, self._evaluator.node_of(stay.start)))
-            drops.update((value, self._evaluator.node_of(time)) for time in times[:-1])
+                drops.add((drop.value, self._evaluator.node_of(drop.stay.start)))
+            drops.update((drop.value, self._evaluator.node_of(time)) for time in drop.times[:-1])
+        keep.update(drop.instead for drop in chosen if drop.instead >= 0)
         return Lifetimes(frozenset(keep), frozenset(drops))
 
     # -- what to restore --
 
     def _restored(self, outcome: Outcome) -> Iterator[tuple[int, Lifetimes]]:
-        """Yield a value that is recomputed, and lifetimes in which it is not: the best first."""
+        """Yield a value that is recomputed, and lifetimes in which it is not: the best first.
+
+        Of those that look the same, one after the other has its turn: others come between.
+        """
         facts, lifetimes = self._facts, outcome.lifetimes
         worth: dict[tuple[int, int], float] = {}
         dropped: dict[int, list[int]] = {}
@@ -255,8 +290,13 @@ class Relief:
                 before = [op for op in dropped.get(value, ()) if self._time_of[op] < time]
                 key = value, max(before, key=self._time_of.__getitem__, default=-1)
                 worth[key] = worth.get(key, 0.0) + facts.seconds[facts.made_by[value]]
-        nbytes = facts.nbytes
-        for value, op in sorted(worth, key=lambda k: (-worth[k] / max(1, nbytes[k[0]]), k)):
+        order = sorted(worth, key=lambda k: (-worth[k] / max(1, facts.nbytes[k[0]]), k))
+        alike, turns = Counter[tuple[float, int]](), dict[tuple[int, int], int]()
+        for value, op in order:
+            look = facts.seconds[facts.made_by[value]], facts.nbytes[value]
+            turns[value, op] = alike[look]
+            alike[look] += 1
+        for value, op in sorted(order, key=turns.__getitem__):
             if op < 0:
                 yield value, Lifetimes(lifetimes.keep | {value}, lifetimes.drops)
             else:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from remat.plans import Trace, graph, plan_trace, simulate
+from remat.plans import Trace, plan_trace, simulate
 from remat.plans.facts import Facts
 from remat.plans.front import Front
-from remat.plans.relief import Relief
-from remat.plans.segments import choose_cuts
+from remat.plans.layers import choose_cuts
+from remat.plans.refine import Refinement
 
 from .networks import random_trace, resnet, unet
 from .oracle import StagedModel
@@ -35,8 +35,8 @@ def recorded(name: str) -> Trace:
 )
 def test_what_is_found_fits_and_more_work_is_never_worse(make, part) -> None:
     trace = make()
-    relief, level = Relief(Facts(trace)), int(part * trace.plain_peak)
-    plans = [relief.within(level, [], math.inf, work) for work in (20_000, 80_000)]
+    refinement, level = Refinement(Facts(trace)), int(part * trace.plain_peak)
+    plans = [refinement.within(level, [], math.inf, work) for work in (20_000, 80_000)]
     done = [simulate(trace, plan) for plan in plans if plan is not None]
     assert done
     assert all(d.peak_bytes <= level for d in done)
@@ -45,21 +45,21 @@ def test_what_is_found_fits_and_more_work_is_never_worse(make, part) -> None:
 
 def test_nothing_is_found_that_takes_too_long_or_does_not_fit() -> None:
     trace = unet(3)
-    relief = Relief(Facts(trace))
+    refinement = Refinement(Facts(trace))
     level = trace.plain_peak // 2
-    plan = relief.within(level, [], math.inf, 20_000)
+    plan = refinement.within(level, [], math.inf, 20_000)
     assert plan is not None
     seconds = simulate(trace, plan).extra_seconds
-    assert relief.within(level, [], seconds / 2, 20_000) is None
-    assert relief.within(trace.plain_peak // 50, [], math.inf, 20_000) is None
+    assert refinement.within(level, [], seconds / 2, 20_000) is None
+    assert refinement.within(trace.plain_peak // 50, [], math.inf, 20_000) is None
 
 
 def test_a_known_plan_is_where_it_begins() -> None:
     """A plan that fits is as good without work; so is one that has to be made smaller."""
     trace = resnet(3)
-    relief, plan = Relief(Facts(trace)), plan_trace(trace, 0.5)
+    refinement, plan = Refinement(Facts(trace)), plan_trace(trace, 0.5)
     done = simulate(trace, plan)
-    found = relief.within(done.peak_bytes, [(plan, done.recomputed)], math.inf, 20_000)
+    found = refinement.within(done.peak_bytes, [(plan, done.recomputed)], math.inf, 20_000)
     assert found is not None
     assert simulate(trace, found).extra_seconds <= done.extra_seconds * (1 + 1e-9)
 
@@ -90,15 +90,6 @@ def test_a_recorded_resnet_is_below_the_optimum_of_the_staged_model() -> None:
     trace = recorded("resnet")
     plain = trace.seconds + trace.backward_seconds
     assert plan_trace(trace, 0.5).extra_seconds <= 0.14 * plain
-
-
-def test_large_traces_are_planned_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph, "_RELIEF_OPS", 0)
-    graph._search.cache_clear()
-    trace = resnet(2)
-    plan = plan_trace(trace, 0.6)
-    assert plan.peak_bytes <= 0.6 * trace.plain_peak
-    graph._search.cache_clear()
 
 
 def test_a_front_has_what_nothing_beats() -> None:
