@@ -48,13 +48,7 @@ class Scrambled:
         assert held[0] == start
         return held, self._step(held)
 
-    def before(self, recorded):
-        return recorded[0]
-
-    def after(self, recorded):
-        return recorded[1]
-
-    def backward_steps(self, recorded, gradient, start):
+    def backward_steps(self, tape, gradient, start, stop):
         return gradient + 1
 
     def difference(self, one, other):
@@ -106,7 +100,7 @@ class OpaqueRounding:
 
 
 def run_through(schedule, operations):
-    run = LoopRun(operations, (0, 12345), schedule.steps, shelves={Tier.MEMORY: Rounding()})
+    run = LoopRun(operations, (0, 12345), schedule.steps, stores={Tier.MEMORY: Rounding()})
     run.forward(schedule)
     assert run.backward(0) == schedule.steps
 
@@ -151,7 +145,7 @@ def test_a_store_that_cannot_say_what_it_rounds_to_is_compared_less(schedule) ->
     def run(spoil):
         operations = Scrambled(spoil)
         shelves = {Tier.MEMORY: OpaqueRounding()}
-        loop = LoopRun(operations, (0, 12345), schedule.steps, shelves=shelves)
+        loop = LoopRun(operations, (0, 12345), schedule.steps, stores=shelves)
         loop.forward(schedule)
         assert loop.backward(0) == schedule.steps
 

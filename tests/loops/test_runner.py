@@ -52,15 +52,8 @@ class Counter:
         assert self.records_runs or stop == start + 1
         return held, state
 
-    def before(self, recorded):
-        return recorded[0]
-
-    def after(self, recorded):
-        return recorded[1]
-
-    def backward_steps(self, recorded, gradient, start):
-        assert recorded[0] % 1000 == start
-        stop = recorded[1] % 1000
+    def backward_steps(self, tape, gradient, start, stop):
+        assert tape % 1000 == start
         return [*gradient, *reversed(range(start, stop))]
 
     def difference(self, one, other):

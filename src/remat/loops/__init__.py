@@ -1,33 +1,37 @@
 """Runs a schedule over an engine's operations; knows no engine."""
 
 from .accounts import Account, LoopEvents, is_inside_a_region
-from .checkpoints import checkpoints_of
-from .lengths import KnownLength, Length, UnknownLength
+from .arrays import LoopArrays
+from .calls import LoopFunctions
+from .checkpoints import no_gradient_of_checkpoints
 from .lifecycle import LoopPass
+from .numbers import ClosedOverNumbers
 from .options import LoopOptions, Measured, MemorySize, ScheduleName
-from .outputs import StepOutputs, state_and_output
-from .protocols import LoopObserver, LoopSteps, PassSteps, Progress, StepOperations
+from .protocols import LoopObserver, Progress, StepOperations
 from .runner import LoopRun
+from .scans import StepOutputs
+from .steps import EngineSteps, HeldState, LoopCall, raised_in
 
 __all__ = [
     "Account",
-    "KnownLength",
-    "Length",
+    "ClosedOverNumbers",
+    "EngineSteps",
+    "HeldState",
+    "LoopArrays",
+    "LoopCall",
     "LoopEvents",
+    "LoopFunctions",
     "LoopObserver",
     "LoopOptions",
     "LoopPass",
     "LoopRun",
-    "LoopSteps",
     "Measured",
     "MemorySize",
-    "PassSteps",
     "Progress",
     "ScheduleName",
     "StepOperations",
     "StepOutputs",
-    "UnknownLength",
-    "checkpoints_of",
     "is_inside_a_region",
-    "state_and_output",
+    "no_gradient_of_checkpoints",
+    "raised_in",
 ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..errors import StoreError
+from ..errors import StoreError, UnsupportedError
 from .runner import LoopRun
 
-__all__ = ["checkpoints_of"]
+__all__ = ["checkpoints_of", "no_gradient_of_checkpoints"]
 
 
 def checkpoints_of(
@@ -19,7 +19,7 @@ def checkpoints_of(
     Those in a store are fetched when they are accessed. So are all, `lazily`, if there will be a
     backward pass: the caller's reference must not keep them from being freed one after the other.
     """
-    if run.is_shelved or lazily:
+    if run.has_stores or lazily:
         return _Lazy(run, shown)
     return {step: shown(run.held(step)) for step in run.positions}
 
@@ -48,3 +48,11 @@ class _Lazy(Mapping[int, Any]):
 
     def __repr__(self) -> str:
         return f"<checkpoints before steps {', '.join(map(str, self._positions))}>"
+
+
+def no_gradient_of_checkpoints() -> UnsupportedError:
+    """Return the error for a gradient that comes to a checkpoint that the caller looks at."""
+    return UnsupportedError(
+        "gradients do not flow through the checkpoints that a loop returns; to use states on "
+        "the way in a loss, return them as outputs of remat.checkpointed_scan"
+    )

@@ -15,12 +15,15 @@ from ..schedules import Disk, Online, Schedule, Tier
 from ..sizes import parse_budget
 from ..stores import Checkpoints, DiskStore, MemoryStore, Store
 from .options import LoopOptions, Measured, MemorySize, parse_memory
-from .protocols import LoopObserver, LoopSteps, Progress
+from .protocols import LoopObserver, Progress
 from .runner import LoopRun
+from .steps import AnySteps, HeldState
 
-__all__ = ["KnownLength", "Length", "UnknownLength"]
+__all__ = ["AnyRun", "KnownLength", "Length", "UnknownLength"]
 
-Run = LoopRun[Any, Any, Any, Any]
+Held = HeldState[Any]
+Recorded = tuple[Any, Held]  # the tape of step 0, and the state after it
+AnyRun = LoopRun[Any, Held, Any, list[Any]]
 
 _TRIALS = 3  # steps that are timed
 _POSITION_BYTES = 768  # that the online schedule needs for a checkpoint
@@ -31,17 +34,19 @@ class Length(Protocol):
 
     def forward(
         self,
-        steps: LoopSteps[Any, Any],
-        initial: Any,
+        steps: AnySteps,
+        initial: Held,
         *,
         traced: bool,
         on_measured: Callable[[Measured], None] | None,
         observer: LoopObserver | None,
-    ) -> tuple[Run, Any]:
+    ) -> tuple[AnyRun, Held]:
         """Run to the final state; return a run that can go backward, if `traced`, and the state."""
         ...
 
-    def backward(self, run: Run, final: Any, seeds: Any) -> Any:
+    def backward(
+        self, steps: AnySteps, run: AnyRun, final: Held | None, seeds: list[Any]
+    ) -> list[Any]:
         """Go backward through a run; return the gradient of the initial state."""
         ...
 
@@ -53,21 +58,23 @@ class KnownLength:
         self._options = options
         self._progress = progress
         self._schedule: Schedule | None = None
-        self._early: dict[int, Any] = {}  # states that were reached before the schedule was chosen
+        self._early: dict[int, Held] = {}  # states that were reached before the schedule was chosen
 
     def forward(
         self,
-        steps: LoopSteps[Any, Any],
-        initial: Any,
+        steps: AnySteps,
+        initial: Held,
         *,
         traced: bool,
         on_measured: Callable[[Measured], None] | None,
         observer: LoopObserver | None,
-    ) -> tuple[Run, Any]:
+    ) -> tuple[AnyRun, Held]:
         options, first = self._options, None
         if not traced:
-            shelves = _shelves(options.store, steps, two_tiers=False) if options.is_planned else {}
-            run: Run = LoopRun(steps, initial, options.steps, observer=observer, shelves=shelves)
+            stores = (
+                _open_stores(options.store, steps, two_tiers=False) if options.is_planned else {}
+            )
+            run: AnyRun = LoopRun(steps, initial, options.steps, observer=observer, stores=stores)
             return run, run.forward(options.sweep(steps.state_bytes(initial)))
         if self._schedule is None:
             first = self._choose(steps, initial, on_measured)
@@ -76,7 +83,7 @@ class KnownLength:
         if not steps.needs_gradients and not options.is_planned:
             run = LoopRun(steps, initial, options.steps, first=first, observer=observer)
             return run, run.forward(options.sweep(steps.state_bytes(initial)))
-        shelves = _shelves(options.store, steps, two_tiers=options.has_two_tiers)
+        stores = _open_stores(options.store, steps, two_tiers=options.has_two_tiers)
         run = LoopRun(
             steps,
             initial,
@@ -84,20 +91,22 @@ class KnownLength:
             first=first,
             early=self._early,
             observer=observer,
-            shelves=shelves,
+            stores=stores,
         )
         self._early = {}
         return run, _closing(run, lambda: run.forward(self._schedule))  # type: ignore[arg-type]
 
-    def backward(self, run: Run, final: Any, seeds: Any) -> Any:
+    def backward(
+        self, steps: AnySteps, run: AnyRun, final: Held | None, seeds: list[Any]
+    ) -> list[Any]:
         return _closing(run, lambda: run.backward(seeds), anyway=True)
 
     def _choose(
         self,
-        steps: LoopSteps[Any, Any],
-        initial: Any,
+        steps: AnySteps,
+        initial: Held,
         on_measured: Callable[[Measured], None] | None,
-    ) -> Any:
+    ) -> Recorded | None:
         """Choose the schedule; return step 0, which was recorded to measure it."""
         options = self._options
         first, measured, disk = None, None, None
@@ -119,7 +128,7 @@ class KnownLength:
             self._progress.expect(self._schedule.evaluations - options.steps)
         return first
 
-    def _measure_disk(self, steps: LoopSteps[Any, Any], first: Any, measured: Measured) -> Disk:
+    def _measure_disk(self, steps: AnySteps, first: Recorded, measured: Measured) -> Disk:
         """Measure what the disk costs, in steps.
 
         No step is run for that alone: the steps after the first are run as they come, and the
@@ -128,7 +137,7 @@ class KnownLength:
         """
         store, count = self._options.store, self._options.steps
         assert isinstance(store, DiskStore)
-        after, seconds = steps.after(first), steps.seconds
+        (_, after), seconds = first, steps.seconds
         tape = max(1, measured.tape_bytes - (measured.input_bytes or measured.state_bytes))
         taped = self._options.room(measured) // tape + 1
         if count - taped > _TRIALS:
@@ -138,7 +147,7 @@ class KnownLength:
         return Disk(slots, _about(write / seconds), _about(read / seconds))
 
 
-def _run_early(steps: LoopSteps[Any, Any], after_first: Any) -> tuple[dict[int, Any], float]:
+def _run_early(steps: AnySteps, after_first: Held) -> tuple[dict[int, Held], float]:
     """Run the first steps after step 0; return the states that they lead to, and the least time."""
     held, seconds = {1: after_first}, float("inf")
     for step in range(1, 1 + _TRIALS):
@@ -174,13 +183,13 @@ class UnknownLength:
 
     def forward(
         self,
-        steps: LoopSteps[Any, Any],
-        initial: Any,
+        steps: AnySteps,
+        initial: Held,
         *,
         traced: bool,
         on_measured: Callable[[Measured], None] | None,
         observer: LoopObserver | None,
-    ) -> tuple[Run, Any]:
+    ) -> tuple[AnyRun, Held]:
         first, begins = None, None
         if traced and (self._slots is None or on_measured):
             begins = self._begins(steps, initial)
@@ -188,14 +197,14 @@ class UnknownLength:
             first = self._measure_first(steps, initial, on_measured) if begins else None
         if self._slots is None:
             self._slots = self._slots_without_tapes(steps, initial)
-        shelves = _shelves(self._store, steps, two_tiers=False) if traced else None
-        run: Run = LoopRun(
+        stores = _open_stores(self._store, steps, two_tiers=False) if traced else None
+        run: AnyRun = LoopRun(
             steps,
             initial,
             0,
             first=first,
             observer=observer,
-            shelves=shelves,
+            stores=stores,
         )
 
         def goes_on(state: Any) -> bool:
@@ -208,11 +217,11 @@ class UnknownLength:
         final, self._steps = _closing(run, lambda: run.forward_while(placement, goes_on, begins))
         return run, final
 
-    def _begins(self, steps: LoopSteps[Any, Any], initial: Any) -> bool:
+    def _begins(self, steps: AnySteps, initial: Held) -> bool:
         """Ask about the initial state, before step 0 is measured: it is asked once."""
         return self._ask(steps, steps.resume(initial), 0)
 
-    def _ask(self, steps: LoopSteps[Any, Any], state: Any, done: int) -> bool:
+    def _ask(self, steps: AnySteps, state: Any, done: int) -> bool:
         """Ask whether the loop goes on; in a second pass the length is known.
 
         Then the condition is only called if it may draw random numbers.
@@ -223,10 +232,12 @@ class UnknownLength:
             self._goes_on(state)
         return done < self._steps
 
-    def backward(self, run: Run, final: Any, seeds: Any) -> Any:
+    def backward(
+        self, steps: AnySteps, run: AnyRun, final: Held | None, seeds: list[Any]
+    ) -> list[Any]:
         assert self._slots is not None
         backward_schedule = Online(self._slots).backward(run.steps, run.positions)
-        if run.operations.is_random:  # type: ignore[attr-defined]
+        if steps.is_random:
             self._replay.append(self._goes_on)
         try:
             return _closing(run, lambda: run.backward(seeds, backward_schedule, final), anyway=True)
@@ -235,10 +246,10 @@ class UnknownLength:
 
     def _measure_first(
         self,
-        steps: LoopSteps[Any, Any],
-        initial: Any,
+        steps: AnySteps,
+        initial: Held,
         on_measured: Callable[[Measured], None] | None,
-    ) -> Any:
+    ) -> Recorded:
         """Record step 0; if there is a budget, find out how many states fit into it."""
         first, measured = steps.measure(initial, exactly=self._slots is None)
         if on_measured:
@@ -249,29 +260,27 @@ class UnknownLength:
             self._slots = (budget - measured.working_bytes) // state_bytes
         return first
 
-    def _slots_without_tapes(self, steps: LoopSteps[Any, Any], initial: Any) -> int:
+    def _slots_without_tapes(self, steps: AnySteps, initial: Held) -> int:
         assert self._budget is not None
         return parse_budget(self._budget, whole=0) // _stored_bytes(self._store, steps, initial)
 
 
-def _shelves(
-    store: Store, steps: LoopSteps[Any, Any], *, two_tiers: bool
-) -> Mapping[Tier, Checkpoints]:
+def _open_stores(store: Store, steps: AnySteps, *, two_tiers: bool) -> Mapping[Tier, Checkpoints]:
     if isinstance(store, MemoryStore):
         return {}  # states are held as they are
     return {Tier.DISK if two_tiers else Tier.MEMORY: store.open(steps.arrays)}
 
 
-def _stored_bytes(store: Store, steps: LoopSteps[Any, Any], held: Any) -> int:
+def _stored_bytes(store: Store, steps: AnySteps, held: Held) -> int:
     """Return the bytes of a state in the store."""
     if isinstance(store, MemoryStore) or store.on_disk:
         return steps.state_bytes(held)
-    shelf = store.open(steps.arrays)
+    stored = store.open(steps.arrays)
     try:
-        shelf.put(0, steps.split(held)[0])
-        return max(1, shelf.nbytes)
+        stored.put(0, steps.split(held)[0])
+        return max(1, stored.nbytes)
     finally:
-        shelf.close()
+        stored.close()
 
 
 def _about(cost: float) -> float:
@@ -282,7 +291,7 @@ def _about(cost: float) -> float:
 Result = TypeVar("Result")
 
 
-def _closing(run: Run, call: Callable[[], Result], *, anyway: bool = False) -> Result:
+def _closing(run: AnyRun, call: Callable[[], Result], *, anyway: bool = False) -> Result:
     """Close a run if a call fails; with `anyway`, also if it does not."""
     try:
         result = call()

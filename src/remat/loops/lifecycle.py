@@ -1,8 +1,8 @@
 """One differentiable loop from its forward pass to its last backward pass, for every engine.
 
-An engine brings `PassSteps`: what can be done with the steps of this loop and what has to be
+An engine brings `EngineSteps`: what can be done with the steps of this loop and what has to be
 switched on around them. It ties the results into its autograd and asks for gradients through
-`LoopPass.backward`. Running the loop, accounting, progress, checkpoints and a second backward pass
+`LoopPass.gradients`. Running the loop, accounting, progress, checkpoints and a second backward pass
 are the same everywhere.
 """
 
@@ -10,26 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Generic
 
 from ..errors import RecomputeMismatchError
 from .accounts import Account, LoopEvents
 from .checkpoints import checkpoints_of
-from .lengths import Length, Run
+from .lengths import AnyRun, Length
 from .options import Measured
-from .protocols import PassSteps, Progress
+from .protocols import Progress
+from .steps import Context, EngineSteps, HeldState
 
 __all__ = ["LoopPass"]
 
 
-class LoopPass:
+class LoopPass(Generic[Context]):
     """A loop that runs forward once, and backward as often as autograd asks."""
 
     def __init__(
         self,
         name: str,
-        steps: PassSteps[Any, Any],
-        initial: Any,
+        steps: EngineSteps[Any, Context, Any],
+        initial: HeldState[Context],
         length: Length,
         progress: Progress | None,
         *,
@@ -41,7 +42,7 @@ class LoopPass:
         self.initial = initial
         self.final = initial
         self.traced = traced  # whether anybody may ask for gradients
-        self.run: Run | None = None  # what is held for the next backward pass
+        self.run: AnyRun | None = None  # what is held for the next backward pass
         self._length = length
         self._progress = progress
         self._account = Account()
@@ -69,7 +70,7 @@ class LoopPass:
         with self._shown(last=True):
             self.run = self._start()
 
-    def _start(self) -> Run:
+    def _start(self) -> AnyRun:
         run, self.final = self._length.forward(
             self.steps,
             self.initial,
@@ -87,19 +88,27 @@ class LoopPass:
     def _shown(self, *, last: bool) -> AbstractContextManager[None]:
         return self._progress.shown(last=last) if self._progress else nullcontext()
 
-    def checkpoints(self, shown: Callable[[Any], Any]) -> Mapping[int, Any]:
+    def checkpoints(self, shown: Callable[[HeldState[Context]], Any]) -> Mapping[int, Any]:
         """Return the states that are held, by position, as `shown` makes them for the caller."""
         assert self.run is not None
         return checkpoints_of(self.run, shown, lazily=self.traced)
 
     # -- backward ------------------------------------------------------------------------------
 
-    def backward(self, state: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-        """Go backward from gradients of the final state and of the outputs; None is zero.
+    @property
+    def results(self) -> list[Any]:
+        """The leaves of the final state, and the outputs of a scan."""
+        return [*self.final.leaves, *self.steps.outputs.stacks]
+
+    def gradients(self, of: Sequence[int], seeds: Sequence[Any]) -> list[Any]:
+        """Go backward from gradients of those results, by number; None is zero.
 
         Return the gradients of the initial state, of the inputs of a scan, and of captures.
         """
         steps = self.steps
+        of_results = dict(zip(of, seeds, strict=True))
+        state = [of_results.get(i) for i in range(len(self.initial.leaves))]
+        outputs = [of_results.get(i + len(state)) for i in range(len(steps.outputs.stacks))]
         steps.begin_backward()
         steps.reset_gradients()
         steps.outputs.gradients = outputs
@@ -111,7 +120,7 @@ class LoopPass:
                 run, self.run = self.run or self._run_again(), None
                 # What the caller has written to cannot be compared with.
                 final = self.final if steps.is_unmodified(self.final) else None
-                gradients = self._length.backward(run, final, list(state))
+                gradients = self._length.backward(steps, run, final, state)
             steps.end_backward()
         finally:
             steps.outputs.gradients = ()
@@ -122,7 +131,7 @@ class LoopPass:
         steps.reset_gradients()
         return found
 
-    def _run_again(self) -> Run:
+    def _run_again(self) -> AnyRun:
         """Run forward once more: the first backward pass has used up the checkpoints."""
         known = self.final
         self.steps.restart(self.initial)

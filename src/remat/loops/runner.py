@@ -22,7 +22,7 @@ from typing import Any, Generic, NamedTuple, assert_never
 from ..errors import RecomputeMismatchError
 from ..schedules import Action, Advance, Backward, Drop, IllegalMoveError, Restore, Save, Tape, Tier
 from ..stores import Checkpoints, RoundedCheckpoints
-from .protocols import Gradient, Held, LoopObserver, Recorded, State, StepOperations
+from .protocols import Gradient, Held, LoopObserver, State, StepOperations, StepTape
 
 __all__ = ["LoopRun"]
 
@@ -35,31 +35,31 @@ class _TierStorage(Generic[Held]):
     """The states that are held in one tier: as they are, or in a store."""
 
     def __init__(
-        self, operations: StepOperations[Any, Held, Any, Any], shelf: Checkpoints | None
+        self, operations: StepOperations[Any, Held, Any, Any], stored: Checkpoints | None
     ) -> None:
         self._operations = operations
-        self._shelf = shelf
+        self._stored = stored
         self._states: dict[int, Any] = {}  # or what `split` leaves of them, if there is a store
         self._origins: dict[int, Origin] = {}  # of what was put here, if the store rounds
-        self._rounds = shelf is not None and not shelf.exact
+        self._rounds = stored is not None and not stored.exact
 
     def put(self, step: int, held: Held, origin: Origin) -> int | None:
         """Hold a state; return the memory that it takes in the store, None without one."""
         if self._rounds:
             self._origins[step] = origin
-        if self._shelf is None:
+        if self._stored is None:
             self._states[step] = held
             return None
         leaves, self._states[step] = self._operations.split(held)
-        before = self._shelf.nbytes if self._shelf.in_memory else 0
-        self._shelf.put(step, leaves)
-        return self._shelf.nbytes - before if self._shelf.in_memory else 0
+        before = self._stored.nbytes if self._stored.in_memory else 0
+        self._stored.put(step, leaves)
+        return self._stored.nbytes - before if self._stored.in_memory else 0
 
     def get(self, step: int) -> Held:
-        if self._shelf is None:
+        if self._stored is None:
             held: Held = self._states[step]
             return held
-        return self._operations.join(self._shelf.get(step), self._states[step])
+        return self._operations.join(self._stored.get(step), self._states[step])
 
     def origin(self, step: int) -> Origin:
         """Return the origin of what `get` returns."""
@@ -67,16 +67,16 @@ class _TierStorage(Generic[Held]):
 
     def rounded(self, held: Held) -> Held | None:
         """Return a state as it would come back from here; None if the store cannot tell."""
-        if not isinstance(self._shelf, RoundedCheckpoints):
+        if not isinstance(self._stored, RoundedCheckpoints):
             return None
         leaves, rest = self._operations.split(held)
-        return self._operations.join(self._shelf.as_stored(leaves), rest)
+        return self._operations.join(self._stored.as_stored(leaves), rest)
 
     def drop(self, step: int) -> None:
         del self._states[step]
         self._origins.pop(step, None)
-        if self._shelf is not None:
-            self._shelf.drop(step)
+        if self._stored is not None:
+            self._stored.drop(step)
 
     def among(self, steps: range) -> list[int]:
         """Return those of these steps before which a state is held."""
@@ -93,8 +93,8 @@ class _TierStorage(Generic[Held]):
     def clear(self) -> None:
         self._states.clear()
         self._origins.clear()
-        if self._shelf is not None:
-            self._shelf.close()
+        if self._stored is not None:
+            self._stored.close()
 
 
 class _Lookahead(Iterator[Action]):
@@ -121,42 +121,44 @@ class _Lookahead(Iterator[Action]):
             step += 1
 
 
-class _Recording(NamedTuple, Generic[Recorded]):
-    tape: Recorded
+class _Recording(NamedTuple, Generic[StepTape, Held]):
+    tape: StepTape
+    before: Held  # the state that it starts from, and the one that it ends in
+    after: Held
     start: int  # its first step
     origin: Origin  # of the state that it starts from, and so of the one that it ends in
 
 
-class LoopRun(Generic[State, Held, Recorded, Gradient]):
+class LoopRun(Generic[State, Held, StepTape, Gradient]):
     """One pass over a loop: `forward()` to the final state, then `backward(gradient)`."""
 
     def __init__(
         self,
-        operations: StepOperations[State, Held, Recorded, Gradient],
+        operations: StepOperations[State, Held, StepTape, Gradient],
         initial: Held,
         steps: int,
         *,
-        first: Recorded | None = None,
+        first: tuple[StepTape, Held] | None = None,
         early: Mapping[int, Held] | None = None,
         observer: LoopObserver | None = None,
-        shelves: Mapping[Tier, Checkpoints] | None = None,
+        stores: Mapping[Tier, Checkpoints] | None = None,
     ) -> None:
         self.operations = operations
         self.steps = steps
         self.evaluations = 0
         self.initial = initial
-        self._first = first  # step 0, if it was recorded to measure it
+        self._first = first  # the tape of step 0 and the state after, if measured
         self._early = dict(early or {})  # states before steps that have been run already
         self._observer = observer
         self._reached = 0  # the step that the first run has reached
-        self._shelves = shelves or {}
+        self._stores = stores or {}
         self._tiers: dict[Tier, _TierStorage[Held]] = {
-            tier: _TierStorage(operations, self._shelves.get(tier))
+            tier: _TierStorage(operations, self._stores.get(tier))
             for tier in (Tier.MEMORY, Tier.DISK)
         }
-        rounding = [tier for tier, shelf in self._shelves.items() if not shelf.exact]
+        rounding = [tier for tier, stored in self._stores.items() if not stored.exact]
         self._rounding = self._tiers[rounding[0]] if rounding else None
-        self._tapes: dict[int, _Recording[Recorded]] = {}  # by their last step
+        self._tapes: dict[int, _Recording[StepTape, Held]] = {}  # by their last step
         # The working state: live, or as it is held, which is all that recording needs.
         self._at: int | None = None
         self._live: State | None = None
@@ -164,7 +166,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         self._resumed_from = 0
         self._origin: Origin = None  # of the working state
         self._actions = _Lookahead(())
-        self._last: _Recording[Recorded] | None = None
+        self._last: _Recording[StepTape, Held] | None = None
         self.can_go_backward = False  # whether the forward pass held what backward needs
 
     @property
@@ -177,14 +179,14 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         return next(tier.get(step) for tier in self._tiers.values() if step in tier)
 
     @property
-    def is_shelved(self) -> bool:
+    def has_stores(self) -> bool:
         """Whether some states are held in a store."""
-        return bool(self._shelves)
+        return bool(self._stores)
 
     @property
     def storing_error(self) -> float:
         """The largest error of a state that a store has rounded so far."""
-        return max((shelf.error for shelf in self._shelves.values()), default=0.0)
+        return max((stored.error for stored in self._stores.values()), default=0.0)
 
     def close(self) -> None:
         """Free everything that is held, in memory and in stores."""
@@ -207,7 +209,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
                 self._refuse_unless(action.step == self.steps - 1, self.steps)
                 self._last = self._recorded(action.step)
                 self.can_go_backward = True
-                return self.operations.after(self._last.tape)
+                return self._last.after
             self._act(action)
         self._refuse_unless(self._at == self.steps, self.steps)
         return self._held_state()  # without backward
@@ -257,7 +259,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         done = self.steps  # the step that backward has reached
         if self._last is not None:
             last, self._last = self._last, None
-            following, origin = self.operations.before(last.tape), last.origin
+            following, origin = last.before, last.origin
             gradient, done = self._backward_steps(last.tape, gradient, last.start, done), last.start
             del last
         for action in self._actions:
@@ -265,12 +267,13 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
                 self._act(action)
             elif action.step < done:  # otherwise it was recorded together with later steps
                 self._refuse_unless(action.step == done - 1, done)
-                tape, start, began = self._recorded(action.step)
+                last = self._recorded(action.step)
                 if following is not None:
-                    self._compare(self.operations.after(tape), began, following, origin, done)
-                following, origin = self.operations.before(tape), began
-                gradient, done = self._backward_steps(tape, gradient, start, done), start
-                del tape
+                    self._compare(last.after, last.origin, following, origin, done)
+                following, origin = last.before, last.origin
+                gradient = self._backward_steps(last.tape, gradient, last.start, done)
+                done = last.start
+                del last
         self._refuse_unless(done == 0, done)
         return gradient
 
@@ -283,9 +286,9 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
             )
 
     def _backward_steps(
-        self, recorded: Recorded, gradient: Gradient, start: int, stop: int
+        self, tape: StepTape, gradient: Gradient, start: int, stop: int
     ) -> Gradient:
-        gradient = self.operations.backward_steps(recorded, gradient, start)
+        gradient = self.operations.backward_steps(tape, gradient, start, stop)
         self._clear_working_state()
         if self._observer:
             for step in range(start, stop):
@@ -340,7 +343,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
                 if self.operations.records_runs and (step or self._first is None):
                     stop = self._actions.take_run(stop)
                 recorded = self._tapes[stop - 1] = self._recorded(step, stop)
-                self._set_held(stop, self.operations.after(recorded.tape))
+                self._set_held(stop, recorded.after)
             case Backward():  # pragma: no cover
                 raise AssertionError("`backward` handles these")
             case _:
@@ -349,7 +352,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
     def _advance(self, start: int, stop: int) -> None:
         if self._first is not None and start == 0:
             first, self._first = self._first, None
-            self._set_held(1, self.operations.after(first))
+            self._set_held(1, first[1])
             self._count(0, 1)
             start = 1
         assert self._at == start
@@ -373,7 +376,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         self._early = {at: held for at, held in self._early.items() if at > reached}
         return reached
 
-    def _recorded(self, step: int, stop: int | None = None) -> _Recording[Recorded]:
+    def _recorded(self, step: int, stop: int | None = None) -> _Recording[StepTape, Held]:
         """Return the recording that ends with a step, or one up to `stop`, and its first step.
 
         What was held for its steps is freed.
@@ -382,13 +385,15 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         stop = step + 1 if stop is None else stop
         if found is None:
             if step == 0 and stop == 1 and self._first is not None:
-                recorded, self._first = self._first, None
+                (tape, after), self._first = self._first, None
+                before = self.initial
             else:
                 if self._at != step:
                     self._load_any(step)
-                recorded = self.operations.record(self._held_state(), step, stop)
+                before = self._held_state()
+                tape, after = self.operations.record(before, step, stop)
             self._count(step, stop)
-            found = _Recording(recorded, step, self._origin)
+            found = _Recording(tape, before, after, step, self._origin)
         steps = range(found.start, stop)
         for tier in self._tiers.values():
             for at in tier.among(steps):
@@ -410,7 +415,7 @@ class LoopRun(Generic[State, Held, Recorded, Gradient]):
         if tier is Tier.CALLER:
             held = self.initial
         elif tier is Tier.TAPE:
-            held = self.operations.after(self._tapes[step - 1].tape)
+            held = self._tapes[step - 1].after
             origin = self._tapes[step - 1].origin
         else:
             held = self._tiers[tier].get(step)

@@ -17,16 +17,15 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from autograd.tracer import isbox
 
-from ...errors import RecomputeMismatchError, UnsupportedError
+from ...errors import UnsupportedError
 from ...introspect import (
     GONE,
     NOWHERE,
-    Attribute,
     Item,
     Place,
     find_within,
@@ -34,6 +33,7 @@ from ...introspect import (
     name_of,
     references,
 )
+from ...loops import ClosedOverNumbers
 from .randomness import GENERATORS
 from .slots import Slots, are, group
 
@@ -43,18 +43,6 @@ _ATOMS = (bool, int, float, complex, str, bytes, type(None))
 _NUMBERS = (bool, int, float, complex, np.generic)
 _CachedFunction = type(functools.lru_cache(lambda: None))
 _LEAVES = (*_ATOMS, np.generic, np.dtype, type, *GENERATORS)  # hold no arrays of the program
-
-
-def _is_item(place: Any) -> bool:
-    return isinstance(place, Item)
-
-
-class _Change(NamedTuple):
-    """A number that is no longer what it was."""
-
-    place: Place
-    before: Any
-    after: Any
 
 
 class Captures:
@@ -69,16 +57,15 @@ class Captures:
         self._places: list[tuple[Place, Any]] = []  # and what stands there
         self._slots: list[Slots] | None = None
         self._prepared: list[tuple[Sequence[Any], list[list[Any]]]] = []  # for the last `values`
-        self._numbers: dict[int, int] = {}
+        self._positions: dict[int, int] = {}  # of boxes, by id
         self._known: dict[Any, Any] = {}
-        self._tracked: dict[Any, tuple[Place, Any]] = {}  # numbers, as they were when found
-        self._change: _Change | None = None
+        self.numbers = ClosedOverNumbers()
 
     @contextmanager
     def filled(self, values: Sequence[Any]) -> Iterator[None]:
         """Put `values` in the place of the boxes for a while."""
         if self._slots is None:
-            self._slots = group(self._places, _is_item)
+            self._slots = group(self._places)
         slots, contents = self._slots, self._contents(self._slots, values)
         before = [slot.get() for slot in slots]
         for slot, content, old in zip(slots, contents, before, strict=True):
@@ -96,19 +83,6 @@ class Captures:
                 "the function replaces a traced value that it closes over; what changes from call "
                 "to call belongs into the state (or the inputs and results) of the function"
             )
-
-    @contextmanager
-    def constants_read_only(self) -> Iterator[None]:
-        """Let nobody write to plain arrays of floats for a while: traced values may get lost."""
-        arrays = [v for v in self._known.values() if isinstance(v, np.ndarray)]
-        writable = [array for array in arrays if array.flags.writeable]
-        try:
-            for array in writable:
-                array.flags.writeable = False
-            yield
-        finally:
-            for array in writable:
-                array.flags.writeable = True
 
     def _contents(self, slots: list[Slots], values: Sequence[Any]) -> list[list[Any]]:
         """Return what to put into the slots; the same `values` come again with every step."""
@@ -145,41 +119,20 @@ class Captures:
             if find_within(result, _is_traced_or_float, known):
                 raise _hidden(result)
 
-    def refuse_changed_number(self, what: str, remedy: str) -> None:
-        """Refuse a number that has changed, where results cannot show that it does no harm."""
-        change = self._changed_number()
-        if change is not None:
-            after = "gone" if change.after is GONE else repr(change.after)
-            raise RecomputeMismatchError(
-                f"{what} was run again, and whether it did the same cannot be seen: zeros agree "
-                f"whatever they are multiplied by, and {self._name(change.place)}, a number that "
-                f"it closes over, was {change.before!r} and then {after}. {remedy}"
-            )
-
-    def _changed_number(self) -> _Change | None:
-        for place, before in self._tracked.values():
-            if self._change is not None:
-                break  # once is enough: a switch may be back where it was
-            now = place.get()
-            if now is not before and repr(now) != repr(before):  # NaN is written alike
-                self._change = _Change(place, before, now)
-        return self._change
-
     def _name(self, place: Place) -> str:
         return name_of(place, self.found_at)
 
     def _left_behind(self) -> list[tuple[Any, Any]]:
         now = capture(self._holders)
-        self._tracked = now._tracked | self._tracked
         self.found_at |= now.found_at
-        self._changed_number()
+        self.numbers.update(now.numbers)
         return [(k, v) for k, v in now._known.items() if self._known.get(k, GONE) is not v]
 
     def _substitute(self, original: Any, values: Sequence[Any]) -> Any:
         """Rebuild what stood in a place: a box, or a tuple or partial with boxes in it."""
-        number = self._numbers.get(id(original))
-        if number is not None:
-            return values[number]
+        position = self._positions.get(id(original))
+        if position is not None:
+            return values[position]
         if isinstance(original, functools.partial):
             return functools.partial(
                 self._substitute(original.func, values),
@@ -194,8 +147,8 @@ class Captures:
         return original
 
     def note(self, box: Any) -> None:
-        if id(box) not in self._numbers:
-            self._numbers[id(box)] = len(self.boxes)
+        if id(box) not in self._positions:
+            self._positions[id(box)] = len(self.boxes)
             self.boxes.append(box)
 
     def place(self, place: Place, original: Any) -> None:
@@ -207,24 +160,6 @@ class Captures:
         found = {id(original): place for place, original in reversed(self._places)}
         return [self._name(found.get(id(box), NOWHERE)) for box in self.boxes]
 
-    def numbers(self) -> dict[Any, Any]:
-        """Return the numbers that the functions close over, as they are now, by place."""
-        return {key: place.get() for key, (place, _) in self._tracked.items()}
-
-    def restore_numbers(self) -> None:
-        """Set them to what they were when they were found."""
-        self.put_numbers({key: before for key, (_, before) in self._tracked.items()})
-
-    def put_numbers(self, numbers: dict[Any, Any]) -> None:
-        """Set them to what `numbers()` has returned before."""
-        for key, value in numbers.items():
-            place, _ = self._tracked[key]
-            if value is not GONE and place.get() is not value:
-                place.put(value)
-
-    def name_of_number(self, key: Any) -> str:
-        return self._name(self._tracked[key][0])
-
     def know(self, value: Any) -> None:
         """Remember a number or an array that is there; held, so that no other takes its id."""
         if isinstance(value, _CachedFunction):
@@ -233,10 +168,6 @@ class Captures:
             self._known[id(value)] = value
         elif isinstance(value, np.ndarray) and value.flags.writeable:
             self.buffers.append(value)
-
-    def track(self, place: Place, number: Any) -> None:
-        if isinstance(place, Item | Attribute):
-            self._tracked[id(place.owner), place.key] = place, number
 
 
 def objects_among(leaves: Iterable[Any]) -> dict[int, list[Any]]:
@@ -308,7 +239,7 @@ def capture(holders: Sequence[list[Any]], *, arrays: bool = False) -> Captures:
     while work:
         value, place = work.pop()
         if _is_number(value):
-            found.track(place, value)
+            found.numbers.add(place, value, functools.partial(name_of, place, seen))
         if isinstance(value, _ATOMS):
             continue
         if is_wanted(value):

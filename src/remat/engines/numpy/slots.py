@@ -10,23 +10,9 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from ...introspect import GONE
+from ...introspect import GONE, Item, Place
 
-__all__ = ["Place", "Slots", "are", "group"]
-
-
-class Place(Protocol):
-    """Somewhere that a value is referred to."""
-
-    @property
-    def owner(self) -> Any: ...
-
-    @property
-    def key(self) -> Any: ...
-
-    def get(self) -> Any: ...
-
-    def put(self, value: Any) -> None: ...
+__all__ = ["Slots", "are", "group"]
 
 
 class Slots(Protocol):
@@ -56,8 +42,8 @@ class Single:
             self.place.put(values[0])
 
 
-class Run:
-    """Neighbours in a list."""
+class Neighbours:
+    """Entries of a list that follow one another."""
 
     def __init__(self, owner: list[Any], start: int, originals: list[Any]) -> None:
         self.owner = owner
@@ -94,16 +80,16 @@ def are(now: list[Any], expected: list[Any]) -> bool:
     return len(now) == len(expected) and all(map(operator.is_, now, expected))
 
 
-def group(places: Sequence[tuple[Place, Any]], is_item: Any) -> list[Slots]:
+def group(places: Sequence[tuple[Place, Any]]) -> list[Slots]:
     """Put places together that can be exchanged in one go."""
     groups: list[Slots] = []
     lists: dict[int, tuple[list[Any], dict[int, Any]]] = {}
     dicts: dict[int, Entries] = {}
     for place, original in places:
         owner = place.owner
-        if is_item(place) and type(owner) is list:
+        if isinstance(place, Item) and type(owner) is list:
             lists.setdefault(id(owner), (owner, {}))[1][place.key] = original
-        elif is_item(place) and type(owner) is dict:
+        elif isinstance(place, Item) and type(owner) is dict:
             if id(owner) not in dicts:
                 groups.append(dicts.setdefault(id(owner), Entries(owner, [], [])))
             dicts[id(owner)].keys.append(place.key)
@@ -115,10 +101,10 @@ def group(places: Sequence[tuple[Place, Any]], is_item: Any) -> list[Slots]:
     return groups
 
 
-def _runs(owner: list[Any], entries: dict[int, Any]) -> list[Run]:
-    runs: list[Run] = []
+def _runs(owner: list[Any], entries: dict[int, Any]) -> list[Neighbours]:
+    runs: list[Neighbours] = []
     for i in sorted(entries):
         if not runs or i != runs[-1].start + len(runs[-1].originals):
-            runs.append(Run(owner, i, []))
+            runs.append(Neighbours(owner, i, []))
         runs[-1].originals.append(entries[i])
     return runs

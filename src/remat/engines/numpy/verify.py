@@ -16,11 +16,11 @@ from ...errors import RecomputeMismatchError
 from ...segments import SegmentOptions
 from ...verification import Verification
 from .captures import capture, objects_among
+from .comparing import difference_of
 from .fingerprints import fingerprint
 from .randomness import GENERATORS, GeneratorStates, Randomness
 from .segment import name_of, run_segment
 from .source_location import location_of_caller
-from .steps import difference_of
 from .tape import is_differentiable, plain, record, refuse_boxes, refuse_changed, zeros_like
 
 __all__ = ["verify"]
@@ -83,7 +83,7 @@ class _Trial:
 
     def verdict(self) -> Verification:
         random_state = self.randomness.snapshot()
-        numbers, buffers = self.captures.numbers(), [b.copy() for b in self.captures.buffers]
+        numbers, buffers = self.captures.numbers.values(), [b.copy() for b in self.captures.buffers]
         without = self._outcome(self._plainly, self.ops)
         self._restore(numbers, buffers, random_state)
         try:
@@ -135,13 +135,13 @@ class _Trial:
             for value, want, total in zip(self.inputs, self.wanted, gathered, strict=True)
         ]
         output = trees.unflatten(structures[0], recording.results)
-        numbers, buffers = self.captures.numbers(), [b.copy() for b in self.captures.buffers]
+        numbers, buffers = self.captures.numbers.values(), [b.copy() for b in self.captures.buffers]
         return _Outcome(output, gradients, numbers, buffers, self.randomness.snapshot())
 
     def _restore(
         self, numbers: dict[Any, Any], buffers: list[Any], random_state: GeneratorStates
     ) -> None:
-        self.captures.put_numbers(numbers)
+        self.captures.numbers.put(numbers)
         for buffer, content in zip(self.captures.buffers, buffers, strict=True):
             buffer[...] = content
         self.randomness.restore(random_state)
@@ -158,7 +158,7 @@ class _Trial:
         for key, expected in one.numbers.items():
             if repr(other.numbers[key]) != repr(expected):  # NaN is written alike
                 yield (
-                    f"{self.captures.name_of_number(key)}, which it closes over, is "
+                    f"{self.captures.numbers.name(key)}, which it closes over, is "
                     f"{other.numbers[key]!r} afterwards instead of {expected!r}"
                 )
         for found, expected in zip(other.buffers, one.buffers, strict=True):

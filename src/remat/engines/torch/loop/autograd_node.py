@@ -9,24 +9,27 @@ import torch
 from torch import Tensor
 
 from ....errors import RecomputeMismatchError, UnsupportedError
-from ....loops import LoopPass
-from .captures import replace_for_outer_loops
-from .states import is_floating, is_tracked
-from .steps import Steps
+from ....loops import LoopPass, no_gradient_of_checkpoints
+from .states import TensorContext, is_floating, is_tracked
 
 __all__ = ["connect", "read_only_checkpoint"]
 
 
-def connect(loop: LoopPass, steps: Steps, given: list[Any]) -> list[Any]:
+def connect(
+    loop: LoopPass[TensorContext],
+    sources: list[Any],
+    used: list[bool],
+    outputs_tracked: list[bool],
+) -> list[Any]:
     """Return the final state and the outputs of a loop, connected with its sources.
 
-    `given` are the leaves of the initial state and of xs, with their graphs.
+    `used` says of every source whether the graphs of the steps lead to it. To others no gradient
+    can flow. Connected nevertheless, they would get a gradient of None, and their hooks would be
+    called with it.
     """
     assert loop.run is not None
-    if not loop.run.steps:
-        return given[: len(loop.initial.leaves)]
-    results = [*loop.final.leaves, *steps.outputs.stacks]
-    tracked = [*loop.final.tracked, *steps.outputs.tracked]
+    results = loop.results
+    tracked = [*loop.final.context.tracked, *outputs_tracked]
     if not any(tracked):
         loop.traced = False  # no gradient can be asked for
         return results
@@ -36,51 +39,31 @@ def connect(loop: LoopPass, steps: Steps, given: list[Any]) -> list[Any]:
             "but a later step uses something that does, too late to plan for gradients; "
             "call requires_grad_() on a floating-point tensor of the initial state"
         )
-    sources = [*given, *replace_for_outer_loops(steps.captures.sources)]
-    used = _used(steps, len(loop.initial.leaves), len(given))
     backward = _Backward(
         loop,
         [i for i, requires_grad in enumerate(tracked) if requires_grad],
         [i for i, source in enumerate(sources) if used[i] and is_tracked(source)],
-        len(results),
     )
     aliases = [results[i].detach() for i in backward.results]
     tensors = [sources[i] for i in backward.sources]
-    for i, tensor in zip(
-        backward.results, _LoopNode.apply(backward, aliases, *tensors), strict=True
-    ):
+    connected = _LoopNode.apply(backward, aliases, *tensors)
+    for i, tensor in zip(backward.results, connected, strict=True):
         results[i] = tensor
     return results
-
-
-def _used(steps: Steps, count: int, given: int) -> list[bool]:
-    """Say of every source whether the graphs of the steps lead to it.
-
-    To others no gradient can flow. Connected nevertheless, they would get a gradient of None, and
-    their hooks would be called with it.
-    """
-    state = [i in steps.uses_state for i in range(count)]
-    inputs = [i in steps.uses_inputs for i in range(given - count)]
-    return [*state, *inputs, *steps.captures.used]
 
 
 class _Backward:
     """The backward pass of a loop, over those results and sources that require grad."""
 
     def __init__(
-        self, loop: LoopPass, results: list[int], sources: list[int], all_results: int
+        self, loop: LoopPass[TensorContext], results: list[int], sources: list[int]
     ) -> None:
         self.results = results
         self.sources = sources
         self._loop = loop
-        self._all_results = all_results
 
     def __call__(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        seeds: list[Tensor | None] = [None] * self._all_results
-        for i, gradient in zip(self.results, gradients, strict=True):
-            seeds[i] = gradient
-        count = len(self._loop.initial.leaves)
-        found = self._loop.backward(seeds[:count], seeds[count:])
+        found = self._loop.gradients(self.results, gradients)
         connected = set(self.sources)
         if any(gradient is not None and i not in connected for i, gradient in enumerate(found)):
             raise RecomputeMismatchError(
@@ -135,10 +118,7 @@ class _ReadOnlyCheckpoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise UnsupportedError(
-            "gradients do not flow through the checkpoints that a loop returns; to use states on "
-            "the way in a loss, return them as outputs of remat.checkpointed_scan"
-        )
+        raise no_gradient_of_checkpoints()
 
 
 def read_only_checkpoint(leaf: Any, anchor: Tensor | None) -> Any:

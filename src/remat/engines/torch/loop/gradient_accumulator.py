@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .captures import Captures, Guard
-from .states import Gradients, Recording, tensors_of
+from .states import Gradients, StepGraph, tensors_of
 
 __all__ = ["GradientAccumulator"]
 
@@ -37,23 +37,24 @@ class GradientAccumulator:
         """The gradients of captures, in their order."""
         return [self._sums.get(number) for number in range(len(self._captures))]
 
-    def through(self, recorded: Recording, pairs: Iterable[tuple[Any, Tensor | None]]) -> Gradients:
-        """Go backward from results and their gradients; return those of the recording's leaves.
+    def through(self, tape: StepGraph, gradients_of_ends: Gradients) -> Gradients:
+        """Go backward from gradients of results and outputs; return those of the tape's leaves.
 
         First those of its state, then those of its inputs, step by step.
         """
         ends, seeds = [], []
-        for end, seed in pairs:
+        results = [*tape.results, *itertools.chain(*tape.outputs)]
+        for end, seed in zip(results, gradients_of_ends, strict=True):
             if seed is not None and isinstance(end, Tensor) and end.requires_grad:
                 ends.append(end)
                 seeds.append(seed)
-        leaves = [*recorded.own, *itertools.chain(*recorded.inputs)]
+        leaves = [*tape.own, *itertools.chain(*tape.inputs)]
         own = _differentiable(leaves)
-        captured = [self._captures.leaves[number] for number in recorded.used]
+        captured = [self._captures.leaves[number] for number in tape.used]
         gradients: Gradients = [None] * len(leaves)
         if not ends or not (own or captured):
             return gradients
-        known = [number for number in recorded.used if number in self._sums]
+        known = [number for number in tape.used if number in self._sums]
         if known:
             sums = [self._sums.pop(number) for number in known]
             ends.append(_PreviousSums.apply(sums, *(self._captures.leaves[n] for n in known)))
@@ -61,18 +62,18 @@ class GradientAccumulator:
             del sums
         found = _gradients_of(ends, [*own.values()], captured, seeds)
         del ends, seeds
-        for number, total in zip(recorded.used, found[len(own) :], strict=True):
+        for number, total in zip(tape.used, found[len(own) :], strict=True):
             if total is not None:
                 self._sums[number] = total
         for position, part in zip(own, found, strict=False):
             gradients[position] = part
         return gradients
 
-    def dry_run(self, recorded: Recording) -> None:
+    def dry_run(self, tape: StepGraph) -> None:
         """Go backward to measure memory: the graph is retained, and nothing is summed."""
-        ends = [result for result in tensors_of(recorded.results) if result.requires_grad]
-        own = [*_differentiable([*recorded.own, *recorded.inputs[0]]).values()]
-        captured = [self._captures.leaves[number] for number in recorded.used]
+        ends = [result for result in tensors_of(tape.results) if result.requires_grad]
+        own = [*_differentiable([*tape.own, *tape.inputs[0]]).values()]
+        captured = [self._captures.leaves[number] for number in tape.used]
         if ends and (own or captured):
             seeds = [torch.zeros_like(end) for end in ends]
             _gradients_of(ends, own, captured, seeds, retain_graph=True)

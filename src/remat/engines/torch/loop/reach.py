@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -10,12 +11,13 @@ import torch
 from torch import Tensor
 
 from ....introspect import Walk
+from ....loops import ClosedOverNumbers
 from ..backend import without_function_modes
-from .closed_over_scalars import ClosedOverScalars
 
 __all__ = ["Reach"]
 
 _LIMIT = 20_000  # objects; what reaches more may reach anything
+_NUMBERS = (int, float, complex)
 _OPAQUE = (type, CodeType, Tensor, torch.dtype)
 
 
@@ -28,7 +30,7 @@ class Reach:
         self.has_graphs = False  # or there may be some
         self.modules: list[torch.nn.Module] = []  # with buffers
         self.has_buffers = False  # or there may be some
-        self.scalars = ClosedOverScalars()
+        self.numbers = ClosedOverNumbers()
         with without_function_modes():  # an outer loop's mode would show its proxies instead
             self._search(functions)
 
@@ -40,8 +42,9 @@ class Reach:
             elif isinstance(value, torch.nn.Module) and value._buffers:
                 self.has_buffers = True
                 self.modules.append(value)
-            else:
-                self.scalars.add(value, place, walk)
+            elif isinstance(value, _NUMBERS):
+                # (Named now: the walk would keep alive what the program drops.)
+                self.numbers.add(place, value, partial(str, walk.name(place)))
         if not walk.is_complete:
             self.has_graphs = self.has_buffers = True
 

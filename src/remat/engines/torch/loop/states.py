@@ -11,14 +11,16 @@ from torch import Tensor
 
 from ....errors import UnsupportedError
 from ....introspect import find_within, is_lazy
+from ....loops import HeldState
 from ..memory.tensors import is_plain, version_of
 from .side_effects import Snapshot
 
 __all__ = [
     "Gradients",
-    "HeldState",
     "LiveState",
-    "Recording",
+    "StepGraph",
+    "TensorContext",
+    "TorchState",
     "as_non_leaf",
     "compact",
     "is_floating",
@@ -41,25 +43,25 @@ class LiveState(NamedTuple):
     tracked: list[bool]
 
 
-class HeldState(NamedTuple):
-    """A state that is held, and what belongs to it."""
+class TensorContext(NamedTuple):
+    """What belongs to a state that is held."""
 
-    leaves: list[Any]
-    tracked: list[bool]
+    tracked: list[bool]  # which of its leaves had a history
     versions: list[int]
     effects: Snapshot
 
 
-class Recording(NamedTuple):
-    """Steps with their tape, which is the graph behind their results."""
+TorchState = HeldState[TensorContext]
+
+
+class StepGraph(NamedTuple):
+    """The tape of steps: the graph behind their results."""
 
     own: list[Any]  # leaves of the graph: the state
     inputs: list[list[Any]]  # and the entries of `xs`, for each step
     results: list[Any]  # the state, with its graph
     outputs: list[list[Any]]  # for each step
     used: list[int]  # numbers of captures
-    before: HeldState
-    after: HeldState
 
 
 def state_of(results: list[Any]) -> LiveState:

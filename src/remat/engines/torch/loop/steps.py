@@ -1,4 +1,4 @@
-"""The steps of a loop on tensors: what the loop runner asks of an engine.
+"""The steps of a loop on tensors: what only PyTorch can know of them.
 
 A step always runs in the same way, whether its tape is kept or not: with gradients on, over
 leaves of its own that require grad exactly where they would in the plain loop. So a step that looks
@@ -8,9 +8,9 @@ at such things, or kernels that do, repeat themselves bit for bit.
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,26 +19,27 @@ from torch import Tensor
 
 from .... import trees
 from ....errors import UnsupportedError
-from ....loops import Measured
-from ....loops.differences import state_difference
-from ....stores import Arrays
-from ..arrays import TorchArrays
+from ....loops import EngineSteps, HeldState, LoopCall, LoopPass, Measured, raised_in
 from ..backend import has_global_module_hooks
-from ..comparing import difference_of
 from ..recording.threads import without_recorder
+from .arrays import TorchLoopArrays, TorchOutputs
 from .autocast import AutocastState
-from .captures import Captures
+from .autograd_node import connect, read_only_checkpoint
+from .captures import Captures, replace_for_outer_loops
 from .gradient_accumulator import GradientAccumulator
 from .reach import Reach
-from .scans import Outputs, PerStep
 from .side_effects import SideEffects, StepMonitor
 from .states import (
     Gradients,
-    HeldState,
     LiveState,
-    Recording,
+    StepGraph,
+    TensorContext,
+    TorchState,
     as_non_leaf,
     compact,
+    is_floating,
+    is_object,
+    is_tracked,
     refuse_graph_inside,
     refuse_shared,
     state_of,
@@ -46,65 +47,48 @@ from .states import (
     versions_of,
 )
 
-__all__ = ["Steps"]
+__all__ = ["TorchSteps"]
+
+TorchRecorded = tuple[StepGraph, TorchState]  # a tape, and the state after
 
 
-class Steps:
-    """A loop body over tensors: runs and records steps, and goes backward through them.
+class TorchSteps(EngineSteps[LiveState, TensorContext, StepGraph]):
+    """A loop body over tensors: runs and records steps, and goes backward through them."""
 
-    `call(state, x)` returns the next state and an output (None for plain loops).
-    """
-
-    arrays: Arrays = TorchArrays()
+    arrays = TorchLoopArrays()
     records_runs = True
 
-    def __init__(
-        self,
-        call: Callable[[Any, Any], tuple[Any, Any]],
-        structure: trees.Structure,
-        reach: Reach,
-        inputs: PerStep,
-        outputs: Outputs,
-    ) -> None:
-        self.call = call
-        self.structure = structure
+    def __init__(self, call: LoopCall) -> None:
+        if not call.takes_any_state:
+            _check_state(call.leaves)
+        functions = [function for (function,) in call.functions]
+        reach = Reach([*functions, *filter(is_object, call.given)])
+        inputs = list(map(_detached, call.xs))
+        super().__init__(call, inputs, reach.numbers)
+        self.outputs: TorchOutputs = TorchOutputs(call.steps, wanted=self.outputs.wanted)
+        self.traced = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         self.captures = Captures(reach)
         self.accumulator = GradientAccumulator(self.captures)
         self.effects = SideEffects(reach)
-        self.scalars = reach.scalars
-        self.inputs = inputs
-        self.outputs = outputs
-        self.plain_bytes = 0  # what a step adds to a plain pass, if it was measured
-        self.seconds = 0.0  # that steps have taken, without their backward
+        self._tracked_inputs = list(map(is_tracked, call.xs))
         self._writes_in_place = True  # until step 0 shows that it does not
         self._monitor: StepMonitor | None = None  # of the first step
-        self._reached = 0  # how far the loop was ever run
-        self._single = structure.is_leaf()
-        self._has_more = bool(inputs.leaves) or outputs.wanted  # than a state
-        self._needs_gradients = False
+        self._has_more = bool(inputs) or self.outputs.wanted  # than a state
+        self.needs_gradients = False
         self._autocast = AutocastState()
         self._objects: set[int] = set()  # leaves of the initial state, by id
-        self.uses_state: set[int] = set()  # positions of leaves of the initial state
-        self.uses_inputs: set[int] = set()  # positions of leaves of xs
+        self._used_state: set[int] = set()  # positions of leaves of the initial state
+        self._used_inputs: set[int] = set()  # positions of leaves of xs
         self.reset_gradients()
 
     def reset_gradients(self) -> None:
-        """Forget the gradients gradients so far."""
+        super().reset_gradients()
         self.accumulator.reset()
-        self.inputs.reset_gradients()
 
-    # -- operations ----------------------------------------------------------------------------
+    # -- runs of steps -------------------------------------------------------------------------
 
-    def initial(self, leaves: list[Any], tracked: list[bool]) -> HeldState:
-        """Return the state that the loop starts from."""
-        state = self._held(leaves, tracked)
-        self._objects = {id(leaf) for leaf in leaves}
-        self._needs_gradients = any(tracked) or any(self.inputs.tracked)
-        return state
-
-    def advance(self, state: LiveState, start: int, stop: int) -> LiveState:
-        started = time.perf_counter()
-        own = self._own(state)
+    def _advance(self, state: LiveState, start: int, stop: int) -> LiveState:
+        own = self._own(state.leaves, state.tracked)
         if self._is_bare and not self.effects.monitors_all_steps:
             state, start = self._advance_bare(own[0], start, stop), stop
         for step in range(start, stop):
@@ -124,29 +108,28 @@ class Steps:
             del inputs, results, outputs  # and with them the graph
             if len(self.captures) > known:
                 self.captures.release(known)
-        self.seconds += time.perf_counter() - started
         return state
 
-    def hold(self, state: LiveState) -> HeldState:
+    def hold(self, state: LiveState) -> TorchState:
         # No copy: a step that writes in place gets copies.
         return self._held(state.leaves, state.tracked)
 
-    hold_final = hold
+    def hold_final(self, state: LiveState) -> TorchState:
+        return self._held(state.leaves, state.tracked)
 
-    def resume(self, held: HeldState) -> LiveState:
+    def resume(self, held: TorchState) -> LiveState:
         self._go_to(held)
-        return LiveState(held.leaves, held.tracked)
+        return LiveState(held.leaves, held.context.tracked)
 
-    def record(self, held: HeldState, start: int, stop: int) -> Recording:
-        started = time.perf_counter()
+    def _record(self, held: TorchState, start: int, stop: int) -> tuple[StepGraph, TorchState]:
         self._go_to(held)
-        own = self._own(held)
+        own = self._own(held.leaves, held.context.tracked)
         results, inputs, outputs = own, [], []
         is_new = start >= self._reached
-        checks_scalars = self.scalars.changed
+        has_doubt = self._numbers.changed
         used: dict[int, None] = {}
         first = start
-        if self._is_bare and not is_new and not checks_scalars:
+        if self._is_bare and not is_new and not has_doubt:
             results, first = [self._record_bare(own[0], start, stop)], stop
         for step in range(first, stop):
             inputs.append(self._take(step))
@@ -154,8 +137,8 @@ class Steps:
             results, output = self._run(results, inputs[-1], step, is_new=is_new)
             if is_new:
                 used |= dict.fromkeys(self._search(results + output, before, inputs[-1], step))
-            elif checks_scalars:
-                self.scalars.check(step, before, results)
+            elif has_doubt:
+                self._refuse_doubt(step, *(list(filter(is_tracked, v)) for v in (before, results)))
             if step + 1 < stop:
                 results = [compact(r) if isinstance(r, Tensor) else r for r in results]
             if output:
@@ -167,61 +150,59 @@ class Steps:
             used = dict.fromkeys(self.captures.captures_used_by(ends, mine, start, stop))
         self.captures.recorded(used)
         after = self._held(*state_of(results))
-        self.seconds += time.perf_counter() - started
-        return Recording(own, inputs, results, outputs, list(used), held, after)
+        return StepGraph(own, inputs, results, outputs, list(used)), after
 
-    def before(self, recorded: Recording) -> HeldState:
-        return recorded.before
+    def _go_back(self, tape: StepGraph, seeds: Gradients) -> Gradients:
+        return self.accumulator.through(tape, seeds)
 
-    def after(self, recorded: Recording) -> HeldState:
-        return recorded.after
+    def join(self, leaves: list[Any], context: TensorContext) -> TorchState:
+        return HeldState(leaves, context._replace(versions=versions_of(leaves)))
 
-    def backward_steps(self, recorded: Recording, gradient: Gradients, start: int) -> Gradients:
-        pairs = [*zip(recorded.results, gradient, strict=True)]
-        for step, outputs in enumerate(recorded.outputs, start):
-            pairs += zip(outputs, self.outputs.seeds(step), strict=True)
-        gradients = self.accumulator.through(recorded, pairs)
-        at = len(gradient)
-        for step, inputs in enumerate(recorded.inputs, start):
-            self.inputs.gather(step, gradients[at : at + len(inputs)])
-            at += len(inputs)
-        return gradients[: len(gradient)]
-
-    def difference(self, one: HeldState, other: HeldState) -> str | None:
-        return state_difference(self.structure, one.leaves, other.leaves, difference_of)
-
-    def split(self, held: HeldState) -> tuple[list[Any], Any]:
-        return held.leaves, (held.tracked, held.effects)
-
-    def join(self, leaves: list[Any], rest: Any) -> HeldState:
-        tracked, effects = rest
-        return HeldState(leaves, tracked, versions_of(leaves), effects)
-
-    def now(self, held: HeldState) -> HeldState:
-        return self._held(held.leaves, held.tracked)
-
-    @property
-    def needs_gradients(self) -> bool:
-        return self._needs_gradients
+    def now(self, held: TorchState) -> TorchState:
+        return self._held(held.leaves, held.context.tracked)
 
     @property
     def is_random(self) -> bool:
         return self.effects.is_random
 
-    def compare_outputs(self, wanted: bool) -> None:
-        self.outputs.are_compared = wanted
+    def is_unmodified(self, held: TorchState) -> bool:
+        return versions_of(held.leaves) == held.context.versions
 
-    def settle(self) -> None:
-        """Nothing is left to find out: later steps are searched like the first one."""
-
-    def is_unmodified(self, held: HeldState) -> bool:
-        """Say whether the caller has not written to a state since it was held."""
-        return versions_of(held.leaves) == held.versions
-
-    def state_bytes(self, held: HeldState) -> int:
+    def state_bytes(self, held: TorchState) -> int:
         return max(1, sum(map(self.arrays.nbytes, held.leaves)))
 
     # -- a whole pass --------------------------------------------------------------------------
+
+    def tree(self, state: LiveState) -> Any:
+        return trees.unflatten(self.structure, state.leaves)
+
+    def initial(self, leaves: list[Any]) -> TorchState:
+        tracked = [self.traced and is_tracked(leaf) for leaf in leaves]
+        once = {id(leaf): _detached(leaf) for leaf in leaves}  # one tensor that occurs twice is one
+        detached = [once[id(leaf)] for leaf in leaves]
+        self._objects = set(map(id, detached))
+        self.needs_gradients = any(tracked) or any(self._tracked_inputs)
+        return self._held(detached, tracked)
+
+    def connect(self, loop: LoopPass[TensorContext], given: list[Any]) -> list[Any]:
+        loop.forward()
+        assert loop.run is not None
+        count = len(loop.initial.leaves)
+        if not loop.run.steps:
+            return given[:count]
+        sources = [*given, *replace_for_outer_loops(self.captures.sources)]
+        state = [i in self._used_state for i in range(count)]
+        inputs = [i in self._used_inputs for i in range(len(given) - count)]
+        used = [*state, *inputs, *self.captures.used]
+        return connect(loop, sources, used, self.outputs.tracked)
+
+    def viewer(self, given: list[Any], *, traced: bool) -> Callable[[Any], Any]:
+        anchor = torch.zeros((), requires_grad=True) if traced else None
+        return partial(read_only_checkpoint, anchor=anchor)
+
+    def made(self, given: list[Any]) -> Mapping[Hashable, int]:
+        made = [value for value in given if is_tracked(value) and not value.is_leaf]
+        return {("torch", key): size for key, size in _storages(made).items()}
 
     @contextmanager
     def forward_context(self) -> Iterator[None]:
@@ -240,40 +221,35 @@ class Steps:
         ):
             yield
 
-    def end_forward(self, initial: HeldState) -> None:
+    def end_forward(self, initial: TorchState) -> None:
         self.captures.complete()
         self.outputs.complete()
-        self.effects.complete(initial.effects)
+        self.effects.complete(initial.context.effects)
 
     def begin_backward(self) -> None:
         self.captures.check()
-        self.scalars.update()
+        self._numbers.update()
 
     def end_backward(self) -> None:
         self.captures.check_recorded()
 
-    def restart(self, initial: HeldState) -> None:
-        self.effects.restore(initial.effects)
+    def restart(self, initial: TorchState) -> None:
+        self.effects.restore(initial.context.effects)
 
-    def other_gradients(self) -> list[Tensor | None]:
-        return [*self.inputs.gradients, *self.accumulator.gradients]
+    def _captured_gradients(self) -> list[Tensor | None]:
+        return self.accumulator.gradients
 
-    def resident_bytes(self, held: HeldState) -> int:
-        storages = [t.untyped_storage() for t in tensors_of(held.leaves)]
-        return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+    def resident_bytes(self, held: TorchState) -> int:
+        return sum(_storages(tensors_of(held.leaves)).values())
 
-    def outputs_of_no_step(self, leaves: list[Any]) -> list[Any]:
-        """Return empty stacks of outputs: run a step on zeros to learn what it returns."""
-        detached = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        held = self.initial(detached, [False] * len(leaves))
-        zeros = [leaf.new_zeros(leaf.shape[1:]) for leaf in self.inputs.leaves]
+    def _outputs_of(self, initial: TorchState, entries: list[Any]) -> list[Any]:
+        held = self._held(initial.leaves, [False] * len(initial.leaves))
         with without_recorder(), torch.no_grad():
             try:
-                _, outputs = self._run(self._own(held), zeros, 0, is_new=True)
+                own = self._own(held.leaves, held.context.tracked)
+                return self._run(own, entries, 0, is_new=True)[1]
             finally:
-                self.effects.restore(held.effects)
-        arrays = map(self.outputs.as_array, outputs)
-        return [array.new_empty((0, *array.shape)) for array in arrays]
+                self.effects.restore(held.context.effects)
 
     # -- a run of a step -----------------------------------------------------------------------
 
@@ -284,7 +260,7 @@ class Steps:
         Such steps may be short, so their overhead counts.
         """
         is_plain = not self._writes_in_place and not has_global_module_hooks()
-        return self._single and not self._has_more and is_plain
+        return self._is_single and not self._has_more and is_plain
 
     def _advance_bare(self, state: Any, start: int, stop: int) -> LiveState:
         """Run such steps, each with a graph of its own, which shows what it closes over."""
@@ -317,7 +293,7 @@ class Steps:
         try:
             new = self.call(state, None)[0]
         except Exception as error:
-            error.add_note(_raised_in(step))
+            error.add_note(raised_in(step))
             raise
         if type(new) is not Tensor:
             new = self._checked(new, step)[0]
@@ -336,7 +312,7 @@ class Steps:
         elif has_global_module_hooks():
             given = [as_non_leaf(leaf) for leaf in given]
         x = None
-        state = given[0] if self._single else trees.unflatten(self.structure, given[: len(own)])
+        state = given[0] if self._is_single else trees.unflatten(self.structure, given[: len(own)])
         if self.inputs.structure is not None:
             x = trees.unflatten(self.inputs.structure, given[len(own) :])
         try:
@@ -346,12 +322,12 @@ class Steps:
             else:
                 new, output = self.call(state, x)
         except Exception as error:
-            error.add_note(_raised_in(step))
+            error.add_note(raised_in(step))
             raise
         # (A step that does not write in place in the forward pass does not do so later.)
         if is_new and versions_of(own + inputs if inputs else own) != versions:
             raise _writes_in_place(step)
-        results = [new] if self._single and type(new) is Tensor else self._checked(new, step)
+        results = [new] if self._is_single and type(new) is Tensor else self._checked(new, step)
         if is_new and self._writes_in_place:
             refuse_shared(results, step)
             if not step:
@@ -363,27 +339,26 @@ class Steps:
         """Find what a step that was run for the first time closes over, and what it uses."""
         tensors = tensors_of(ends)
         if not self._reached:
-            self._needs_gradients |= any(tensor.requires_grad for tensor in tensors)
+            self.needs_gradients |= any(tensor.requires_grad for tensor in tensors)
         found = self.captures.captured_by(tensors, tensors_of(state + inputs), step)
         if not step:
-            self.uses_state.update(self.captures.was_given(state))
+            self._used_state.update(self.captures.was_given(state))
         if inputs:
-            self.uses_inputs.update(self.captures.was_given(inputs))
+            self._used_inputs.update(self.captures.was_given(inputs))
         self._reached = step + 1
         return found
 
-    def _own(self, state: LiveState | HeldState) -> list[Any]:
+    def _own(self, leaves: list[Any], tracked: list[bool]) -> list[Any]:
         """Return a state as leaves of a graph, which require grad where the state had a history."""
         known: dict[int, Any] = {}  # what is one tensor stays one tensor
-        for leaf in state.leaves:
+        for leaf in leaves:
             if isinstance(leaf, Tensor) and id(leaf) not in known:
                 known[id(leaf)] = leaf.detach()
-        leaves = [known.get(id(leaf), leaf) for leaf in state.leaves]
-        return self._marked(LiveState(leaves, state.tracked))
+        return self._marked(LiveState([known.get(id(leaf), leaf) for leaf in leaves], tracked))
 
     def _own_of(self, results: list[Any]) -> list[Any]:
         """Return what a step has made as leaves of the next one's graph."""
-        result = results[0] if self._single else None
+        result = results[0] if self._is_single else None
         if type(result) is not Tensor:
             return self._marked(state_of(results))
         own = compact(result.detach())
@@ -403,7 +378,7 @@ class Steps:
         if not self.inputs.leaves:
             return []
         entries = self.inputs.take(step)
-        for entry, tracked in zip(entries, self.inputs.tracked, strict=True):
+        for entry, tracked in zip(entries, self._tracked_inputs, strict=True):
             if tracked:
                 self.captures.guard_leaf(entry.requires_grad_())
         return entries
@@ -423,12 +398,7 @@ class Steps:
 
     def _checked(self, state: Any, step: int) -> list[Any]:
         leaves, structure = trees.flatten(state)
-        if structure != self.structure:
-            raise TypeError(
-                f"step {step} returned a state of another structure than it got: "
-                f"{trees.describe(structure)} instead of {trees.describe(self.structure)}"
-                f"{'; return (state, output)' if self.outputs.wanted else ''}"
-            )
+        self._check_structure(structure, step)
         for leaf in leaves:
             if id(leaf) not in self._objects:
                 refuse_graph_inside(leaf, f"step {step}")
@@ -436,10 +406,11 @@ class Steps:
 
     # -- what belongs to a state ---------------------------------------------------------------
 
-    def _held(self, leaves: list[Any], tracked: list[bool]) -> HeldState:
-        return HeldState(leaves, tracked, versions_of(leaves), self.effects.snapshot())
+    def _held(self, leaves: list[Any], tracked: list[bool]) -> TorchState:
+        context = TensorContext(tracked, versions_of(leaves), self.effects.snapshot())
+        return HeldState(leaves, context)
 
-    def _go_to(self, held: HeldState) -> None:
+    def _go_to(self, held: TorchState) -> None:
         if not self.is_unmodified(held):
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
@@ -447,40 +418,33 @@ class Steps:
                 "write to a copy, or after the backward pass"
             )
         if self._reached:
-            self.effects.restore(held.effects)
+            self.effects.restore(held.context.effects)
 
     # -- measuring -----------------------------------------------------------------------------
 
-    def measure(self, initial: HeldState, *, exactly: bool) -> tuple[Recording, Measured]:
-        """Record step 0 and measure it: the memory that stays allocated is its tape.
-
-        What a pass needs beside its checkpoints is estimated, or, `exactly`, tried out.
-        """
+    def measure(self, initial: TorchState, *, exactly: bool) -> tuple[TorchRecorded, Measured]:
         state_bytes = self.state_bytes(initial)
         recorded = self.record(initial, 0, 1)
         first = self._monitor
         assert first is not None
-        made = max(first.live_bytes, state_bytes)
-        self.plain_bytes = made
-        captured = sum(map(self.arrays.nbytes, self.captures.sources))
+        made = self.plain_bytes = max(first.live_bytes, state_bytes)
+        captured, peak = sum(map(self.arrays.nbytes, self.captures.sources)), None
         if exactly:
             with first:
-                self.accumulator.dry_run(recorded)
+                self.accumulator.dry_run(recorded[0])
             peak = first.peak_bytes + 2 * captured
-        else:
-            peak = state_bytes + 2 * made + 3 * captured
-        # Beside the backward of a step: the working state, the state to compare with, and the
-        # final state and its gradient, which the caller holds.
-        working = 4 * state_bytes + peak + peak // 4
         return recorded, Measured(
-            state_bytes, made + state_bytes, working, recording_cost=_RECORDING_COST
+            state_bytes,
+            made + state_bytes,
+            self.working_bytes(state_bytes, made, captured, peak=peak),
+            recording_cost=_RECORDING_COST,
         )
 
 
 class _MonitoredRun:
     """A run of a step under a monitor; its side effects are noted afterwards."""
 
-    def __init__(self, steps: Steps, monitor: StepMonitor) -> None:
+    def __init__(self, steps: TorchSteps, monitor: StepMonitor) -> None:
         self._steps = steps
         self._monitor = monitor
 
@@ -490,10 +454,6 @@ class _MonitoredRun:
     def __exit__(self, *error: Any) -> None:
         self._monitor.__exit__(*error)
         self._steps.record_effects(self._monitor)
-
-
-def _raised_in(step: int) -> str:
-    return f"raised in step {step} of a loop that remat runs"
 
 
 def _writes_in_place(step: int) -> UnsupportedError:
@@ -506,3 +466,22 @@ def _writes_in_place(step: int) -> UnsupportedError:
 # Calling autograd costs a few evaluations of a small step and hardly any of a large one. Counted as
 # one it saves a half of the calls for a thousandth of the evaluations.
 _RECORDING_COST = 1
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _storages(tensors: list[Tensor]) -> dict[int, int]:
+    """Return the bytes of storages, by address."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return {storage._cdata: storage.nbytes() for storage in storages}
+
+
+def _check_state(leaves: list[Any]) -> None:
+    if not any(is_floating(leaf) for leaf in leaves):
+        kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or "nothing"
+        raise TypeError(
+            f"the state holds no floating-point tensor, only {kinds}: there is nothing to "
+            "differentiate"
+        )
