@@ -1,7 +1,7 @@
 """Python function in, Python function out: its loops checkpoint themselves.
 
     functions   from a function to its syntax tree, and from a tree back to a function
-    names, mutations, aliases, liveness   what a piece of code reads, binds and changes
+    names, flow, effects   what a piece of code reads and binds, in which order, and changes
     refusals    what keeps a loop from being transformed
     analysis    what is known of a loop: its state, its outputs, or why it stays as it is
     rewriting   a loop becomes a step function and a call of the loop runner
