@@ -14,12 +14,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .effects import Mutation, alternatives, assignments, find_mutations, related_names, relations
+from .effects import (
+    Mutation,
+    alternatives,
+    assignments,
+    find_mutations,
+    part_names,
+    related_names,
+    relations,
+)
 from .flow import jumps_of, names_around_loops
 from .names import LOOPS, Function, Loop, binds_of, bound_names, read_names, walk_scope
 from .refusals import FunctionFacts, LoopFacts, Refusal, function_facts, refusal_of
 
-__all__ = ["LoopPlan", "Output", "find_loops"]
+__all__ = ["LoopSpec", "Output", "find_loops"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +42,8 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class LoopPlan:
-    """A loop that can be run as steps."""
+class LoopSpec:
+    """What is known of a loop that can be run as steps."""
 
     number: int
     line: int
@@ -47,7 +55,7 @@ class LoopPlan:
     reads: tuple[str, ...]  # other local names that the body refers to
     volatile: frozenset[str]  # names whose objects change in place, anywhere in the function
     owns_reads: bool  # whether a step makes what it reads a part of its graph
-    is_steady: bool  # whether its body gives no variable of the state a constant
+    is_bare: bool  # whether a step needs to know no more than one array, if the state is one
     outputs: tuple[Output, ...]
     needs_item: bool  # whether the body or what follows reads the loop variable
     is_exposed: bool  # whether the function may write to what the loop gives
@@ -55,7 +63,7 @@ class LoopPlan:
     guarded: bool  # whether an exception in the loop may be swallowed around it
 
 
-Found = LoopPlan | Refusal | None  # None: nothing goes from turn to turn
+Found = LoopSpec | Refusal | None  # None: nothing goes from turn to turn
 
 
 def find_loops(
@@ -90,7 +98,7 @@ class _Analysis:
         in_handlers = self._names[loop].in_handlers
         facts = LoopFacts(body, mutations, bound, state, exposed, uneven, in_handlers)
         refusal = refusal_of(loop, self.facts, facts)
-        return refusal or self._plan(loop, number, facts, outputs)
+        return refusal or self._spec(loop, number, facts, outputs)
 
     def _live(self, loop: Loop) -> set[str]:
         live = set(self._names[loop].live)
@@ -100,9 +108,9 @@ class _Analysis:
             live |= read_names(jump.node)  # of a return
         return live
 
-    def _plan(
+    def _spec(
         self, loop: Loop, number: int, facts: LoopFacts, outputs: tuple[Output, ...]
-    ) -> LoopPlan:
+    ) -> LoopSpec:
         bound = self._names[loop].bound
         names, target = {each.name for each in outputs}, _target(loop)
         reads = (read_names(facts.body) & self.facts.local) - facts.bound - facts.state - names
@@ -110,21 +118,31 @@ class _Analysis:
         state = tuple(sorted(facts.state | unsure))
         mutated = [each for each in facts.mutations if each.name]
         later = self._exposed(loop, self._visible_relations)
-        return LoopPlan(
+        has_exits = any(not isinstance(each.node, ast.Continue) for each in jumps_of(loop.body))
+        unbound = frozenset(state) - bound - target
+        changed = frozenset(state) & {each.name for each in mutated}
+        owns_reads = _hands_on(loop.body, reads | target)
+        is_exposed = not facts.exposed.isdisjoint((*state, *names))
+        is_bare = len(state) == 1 and isinstance(loop, ast.For)
+        if has_exits or unbound or changed or owns_reads or is_exposed or outputs:
+            is_bare = False
+        if set(state) & (_constants(facts.body) | part_names(facts.body, or_whole=True)):
+            is_bare = False  # (a constant, such as None, is no array)
+        return LoopSpec(
             number=number,
             line=loop.lineno,
-            has_exits=any(not isinstance(j.node, ast.Continue) for j in jumps_of(loop.body)),
+            has_exits=has_exits,
             state=state,
-            unbound=frozenset(state) - bound - target,
-            changed=frozenset(state) & {each.name for each in mutated},
+            unbound=unbound,
+            changed=changed,
             deeply=frozenset(state) & {each.name for each in mutated if each.depth > 1},
             reads=tuple(sorted(reads - unsure)),
             volatile=frozenset(each.name for each in self._mutations if each.name) | later,
-            is_steady=not _constants(facts.body) & set(state),
-            owns_reads=_hands_on(loop.body, reads | target),
+            owns_reads=owns_reads,
+            is_bare=is_bare,
             outputs=outputs,
             needs_item=bool(target & (read_names(facts.body) | set(state))),
-            is_exposed=not facts.exposed.isdisjoint((*state, *names)),
+            is_exposed=is_exposed,
             is_written_later=not later.isdisjoint(state),
             guarded=any(isinstance(node, ast.With) for node in self.facts.around[loop]),
         )
