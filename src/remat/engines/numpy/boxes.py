@@ -418,7 +418,9 @@ class TracedView(TracedArray):
                 "this view was taken before the array under it was changed in place, by a function "
                 "that cannot be called again; take the view after the change, or change a copy"
             )
+        before: Node = self.node
         self._note(fresh.viewed, fresh.node)
+        before.box.leave()
         self.node.box.bind(self)
 
     def way(self) -> tuple[Any, tuple[Link, ...]]:
