@@ -22,7 +22,7 @@ from ...loops import (
     no_gradient_of_checkpoints,
     raised_in,
 )
-from .captures import Captures, capture, objects_among
+from .captures import CapturedArrays, capture, objects_among
 from .custom_vjp import run_custom_vjp
 from .loop_arrays import NumpyLoopArrays
 from .memory_measure import held_elsewhere, memories, nbytes, references, traced_memory
@@ -67,7 +67,7 @@ class NumpySteps(EngineSteps[Any, GeneratorStates, Recording]):
         self._functions = call.functions
         # Without a trace there are no boxes to be found, and nothing is run again.
         searched = [*call.functions, *objects_among(call.given).values()]
-        self.captures = capture(searched) if trace_stack.top >= 0 else Captures()
+        self.captures = capture(searched) if trace_stack.top >= 0 else CapturedArrays()
         self.traced = any(map(isbox, [*call.given, *self.captures.boxes]))
         super().__init__(call, [np.asarray(plain(x)) for x in call.xs], self.captures.numbers)
         self.captured = [read_only(plain(box)) for box in self.captures.boxes]
@@ -188,7 +188,7 @@ class NumpySteps(EngineSteps[Any, GeneratorStates, Recording]):
         if not self.traced:
             loop.forward_untraced()
             return loop.results
-        node = _LoopNode(loop, self)
+        node = _LoopPrimitive(loop, self)
         boxes = iter(run_custom_vjp(node, [*given, *self.captures.boxes]))
         # (Copies of the rest: the caller may write to them, and re-runs are compared with them.)
         differentiable = set(node.differentiable)
@@ -319,7 +319,7 @@ class NumpySteps(EngineSteps[Any, GeneratorStates, Recording]):
         )
 
 
-class _LoopNode:
+class _LoopPrimitive:
     """A traced loop as a primitive of autograd: what `run_custom_vjp` calls."""
 
     name = "checkpointed loop"
