@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from remat.source.analysis import LoopPlan, find_loops
+from remat.source.analysis import LoopSpec, find_loops
 from remat.source.refusals import Refusal
 
 
@@ -19,9 +19,9 @@ def loops(body: str, arguments: str = "x, y"):
     return list(find_loops(function, local, code.co_varnames[: code.co_argcount]).values())
 
 
-def plan(body: str) -> LoopPlan:
+def plan(body: str) -> LoopSpec:
     (found, *_) = loops(body)
-    assert isinstance(found, LoopPlan)
+    assert isinstance(found, LoopSpec)
     return found
 
 
@@ -127,4 +127,4 @@ def test_refusals(body: str, reason: str) -> None:
 def test_the_outer_loop_may_stay_plain_when_the_inner_one_does_not() -> None:
     outer, inner = loops("for i in y:\n    x.a = 1\n    for j in y:\n        x = x + j\nreturn x")
     assert isinstance(outer, Refusal)
-    assert isinstance(inner, LoopPlan)
+    assert isinstance(inner, LoopSpec)

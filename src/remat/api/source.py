@@ -17,7 +17,7 @@ from ..errors import LoopTransformError, RematWarning
 from ..loops import LoopOptions, MemorySize, ScheduleName
 from ..schedules.check import one_of, options_by_name, whole_number
 from ..sizes import did_you_mean, shown
-from ..source import Items, Options, Steps, transform
+from ..source import Items, IterableWithOptions, Options, transform
 from ..stores import Store, find_store
 from .gradients import grad
 from .loops import checkpointed_loop, checkpointed_scan, checkpointed_while
@@ -127,7 +127,7 @@ def steps(iterable: Iterable[Any], **options: Any) -> Iterable[Any]:
             f"options of steps must be of {', '.join(known)}, got {name}{did_you_mean(name, known)}"
         )
     checked = _options(**options)
-    return Steps(iterable, {name: getattr(checked, name) for name in options})
+    return IterableWithOptions(iterable, {name: getattr(checked, name) for name in options})
 
 
 steps.makes_steps = True  # type: ignore[attr-defined]

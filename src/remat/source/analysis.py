@@ -9,20 +9,25 @@ a `return`. A list that the body only appends to, and an object that it only sto
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .aliases import alias_names, part_names, related_names, relations
-from .liveness import Live, bound_at_loops, live_names
-from .mutations import Mutation, find_mutations
-from .names import FUNCTIONS, LOOPS, binds_of, bound_names, free_names, read_names, walk_scope
-from .refusals import FunctionFacts, Refusal, function_facts, refusal_of
+from .effects import (
+    Mutation,
+    alternatives,
+    assignments,
+    find_mutations,
+    part_names,
+    related_names,
+    relations,
+)
+from .flow import jumps_of, names_around_loops
+from .names import LOOPS, Function, Loop, binds_of, bound_names, read_names, walk_scope
+from .refusals import FunctionFacts, LoopFacts, Refusal, function_facts, refusal_of
 
-__all__ = ["LoopPlan", "Output", "find_loops"]
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-_DEEPEST = 6  # nested loops; the code doubles with every level
+__all__ = ["LoopSpec", "Output", "find_loops"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +42,8 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class LoopPlan:
-    """A loop that can be run as steps."""
+class LoopSpec:
+    """What is known of a loop that can be run as steps."""
 
     number: int
     line: int
@@ -50,7 +55,7 @@ class LoopPlan:
     reads: tuple[str, ...]  # other local names that the body refers to
     volatile: frozenset[str]  # names whose objects change in place, anywhere in the function
     owns_reads: bool  # whether a step makes what it reads a part of its graph
-    is_steady: bool  # whether its body gives no variable of the state a constant
+    is_bare: bool  # whether a step needs to know no more than one array, if the state is one
     outputs: tuple[Output, ...]
     needs_item: bool  # whether the body or what follows reads the loop variable
     is_exposed: bool  # whether the function may write to what the loop gives
@@ -58,8 +63,7 @@ class LoopPlan:
     guarded: bool  # whether an exception in the loop may be swallowed around it
 
 
-Found = LoopPlan | Refusal | None  # None: nothing goes from turn to turn
-Loop = ast.For | ast.While | ast.AsyncFor
+Found = LoopSpec | Refusal | None  # None: nothing goes from turn to turn
 
 
 def find_loops(
@@ -67,161 +71,92 @@ def find_loops(
 ) -> dict[ast.AST, Found]:
     """Return what is known of every loop of a function, outer loops first."""
     analysis = _Analysis(function, frozenset(local), arguments)
-    loops = [node for node in walk_scope(function.body) if isinstance(node, LOOPS)]
-    return {loop: analysis.of(loop, number) for number, loop in enumerate(loops)}
+    return {loop: analysis.of(loop, number) for number, loop in enumerate(analysis.facts.around)}
 
 
 class _Analysis:
     def __init__(self, function: Function, local: frozenset[str], arguments: Iterable[str]) -> None:
-        self._local = local
-        self._facts: FunctionFacts = function_facts(function)
-        self._live: dict[ast.stmt, Live] = live_names(function.body)
-        self._bound = bound_at_loops(arguments, function.body)
         self._mutations = find_mutations(function.body)
+        self.facts: FunctionFacts = function_facts(function, local, self._mutations)
+        self._names = names_around_loops(arguments, function.body)
         self._relations = relations(function.body, calls=True)
         self._visible_relations = relations(function.body, calls=False)
-        self._withs = [node for node in walk_scope(function.body) if isinstance(node, ast.With)]
-        self._depths = dict(_depths(function.body, 0))
 
     def of(self, loop: Loop, number: int) -> Found:
-        body = _turn(loop)
+        body, target, local = _turn(loop), _target(loop), self.facts.local
         mutations = find_mutations(body)
+        bound = bound_names(body) | target
         changed = {each.name for each in mutations if each.name and not each.is_augmented}
-        bound = frozenset(bound_names(body) | _target(loop))
-        if loop not in self._bound or not (bound | changed):
+        if loop not in self._names or not (bound | changed):
             return None  # never reached, or it leaves nothing
-        outputs = _outputs(loop, mutations, self._local)
-        names = self._state(loop, bound | changed) - {each.name for each in outputs}
-        if not names and not outputs:
+        outputs = _outputs(loop, mutations, local)
+        state = self._live(loop) & (bound | changed) & local - {each.name for each in outputs}
+        if not state and not outputs:
             return None
-        for each in outputs:
-            if each.kind == "list" and not each.is_steady and each.most is None:
-                words = f"turns may add any number of items to {each.name}"
-                return Refusal(loop.lineno, words)
-        refusal = refusal_of(loop, self._facts) or self._refuse(loop, mutations, bound, names)
-        if refusal is not None:
-            return refusal
-        return self._plan(loop, number, names, outputs, mutations)
-
-    def _state(self, loop: Loop, written: frozenset[str]) -> set[str]:
-        head, after, _ = self._live[loop]
-        live = set(head)
-        if _has(loop, ast.Break):
-            live |= after
-        for node in _returns(loop):
-            live |= read_names(node)
-        return live & written & self._local
-
-    def _plan(
-        self,
-        loop: Loop,
-        number: int,
-        names: set[str],
-        outputs: tuple[Output, ...],
-        mutations: list[Mutation],
-    ) -> LoopPlan:
-        body = _turn(loop)
-        written = bound_names(body) | _target(loop) | names | {each.name for each in outputs}
-        reads = (read_names(body) & self._local) - written
-        unsure = reads - self._bound[loop]  # perhaps unbound: variables of the step, to be sure
-        state = tuple(sorted(names | unsure))
-        changed = {each.name for each in mutations if each.name}
         exposed = self._exposed(loop, self._relations)
-        later = frozenset(self._exposed(loop, self._visible_relations))
-        deeply = {each.name for each in mutations if each.name and each.depth > 1}
-        return LoopPlan(
+        uneven = [o.name for o in outputs if o.kind == "list" and not o.is_steady and not o.most]
+        in_handlers = self._names[loop].in_handlers
+        facts = LoopFacts(body, mutations, bound, state, exposed, uneven, in_handlers)
+        refusal = refusal_of(loop, self.facts, facts)
+        return refusal or self._spec(loop, number, facts, outputs)
+
+    def _live(self, loop: Loop) -> set[str]:
+        live = set(self._names[loop].live)
+        for jump in jumps_of(loop.body):
+            if isinstance(jump.node, ast.Break):
+                live |= self._names[loop].live_after_break
+            live |= read_names(jump.node)  # of a return
+        return live
+
+    def _spec(
+        self, loop: Loop, number: int, facts: LoopFacts, outputs: tuple[Output, ...]
+    ) -> LoopSpec:
+        bound = self._names[loop].bound
+        names, target = {each.name for each in outputs}, _target(loop)
+        reads = (read_names(facts.body) & self.facts.local) - facts.bound - facts.state - names
+        unsure = reads - bound  # perhaps unbound: variables of the step, to be sure
+        state = tuple(sorted(facts.state | unsure))
+        mutated = [each for each in facts.mutations if each.name]
+        later = self._exposed(loop, self._visible_relations)
+        has_exits = any(not isinstance(each.node, ast.Continue) for each in jumps_of(loop.body))
+        unbound = frozenset(state) - bound - target
+        changed = frozenset(state) & {each.name for each in mutated}
+        owns_reads = _hands_on(loop.body, reads | target)
+        is_exposed = not facts.exposed.isdisjoint((*state, *names))
+        is_bare = len(state) == 1 and isinstance(loop, ast.For)
+        if has_exits or unbound or changed or owns_reads or is_exposed or outputs:
+            is_bare = False
+        if set(state) & (_constants(facts.body) | part_names(facts.body, or_whole=True)):
+            is_bare = False  # (a constant, such as None, is no array)
+        return LoopSpec(
             number=number,
             line=loop.lineno,
-            has_exits=_has(loop, ast.Break) or any(True for _ in _returns(loop)),
+            has_exits=has_exits,
             state=state,
-            unbound=frozenset(state) - self._bound[loop] - _target(loop),
-            changed=frozenset(changed) & frozenset(state),
-            deeply=frozenset(deeply) & frozenset(state),
+            unbound=unbound,
+            changed=changed,
+            deeply=frozenset(state) & {each.name for each in mutated if each.depth > 1},
             reads=tuple(sorted(reads - unsure)),
             volatile=frozenset(each.name for each in self._mutations if each.name) | later,
-            is_steady=not _constants(body) & set(state),
-            owns_reads=_hands_on(loop.body, set(reads) | _target(loop)),
+            owns_reads=owns_reads,
+            is_bare=is_bare,
             outputs=outputs,
-            needs_item=bool(_target(loop) & (read_names(body) | set(state))),
-            is_exposed=not exposed.isdisjoint((*state, *(o.name for o in outputs))),
+            needs_item=bool(target & (read_names(facts.body) | set(state))),
+            is_exposed=is_exposed,
             is_written_later=not later.isdisjoint(state),
-            guarded=any(loop in ast.walk(each) for each in self._withs),
+            guarded=any(isinstance(node, ast.With) for node in self.facts.around[loop]),
         )
 
     def _exposed(self, loop: Loop, groups: list[set[str]]) -> set[str]:
         """Return the names that may stand for what is written to outside of a loop's turns."""
-        inside = {id(node) for node in ast.walk(loop)}
-        around = self._facts.outermost.get(loop)
-        end = loop.end_lineno or 0
-        if around is not None:
-            end = 0  # all that the outer loop does comes again
+        inside = set(map(id, ast.walk(loop)))
+        # All that an outer loop does comes again.
+        end = 0 if self.facts.loops_around(loop) else loop.end_lineno or 0
         written: set[str] = set()
         for each in self._mutations:
             if id(each.node) not in inside and getattr(each.node, "lineno", end) >= end:
                 written |= {each.name} if each.name else read_names(each.node)
-        return set().union(*(related_names(name, groups) for name in written))
-
-    def _refuse(
-        self,
-        loop: Loop,
-        mutations: list[Mutation],
-        bound: frozenset[str],
-        names: set[str],
-    ) -> Refusal | None:
-        """Return a reason to leave a loop as it is, from what its names stand for."""
-        changed = {each.name for each in mutations if each.name}
-        refusal = self._refuse_mutations(loop, mutations, changed)
-        if refusal is not None:
-            return refusal
-        for name in sorted(self._live[loop].handlers & (bound | changed)):
-            return Refusal(
-                loop.lineno, f"an except or finally clause around it reads {name}, which it binds"
-            )
-        for name in sorted(names & part_names(_turn(loop)) & self._exposed(loop, self._relations)):
-            return Refusal(
-                loop.lineno,
-                f"its body binds {name} to what may be a part of another object, and the function "
-                "may write to one of them: take a copy",
-            )
-        for name, function in _named_functions(loop.body):
-            if name in names and free_names(function) & bound:
-                line = getattr(function, "lineno", loop.lineno)
-                return Refusal(line, f"the nested function {name} outlives a turn")
-        if self._depths[loop] > _DEEPEST:
-            return Refusal(loop.lineno, f"it lies in {_DEEPEST} other loops")
-        return None
-
-    def _refuse_mutations(
-        self, loop: Loop, mutations: list[Mutation], changed: set[str]
-    ) -> Refusal | None:
-        """Return a reason to leave a loop as it is, from what it changes in place."""
-        for each in mutations:
-            line = getattr(each.node, "lineno", loop.lineno)
-            if each.name is None:
-                return Refusal(line, f"its body {each.how}, an object from outside")
-            if each.name not in self._local:
-                return Refusal(line, f"its body {each.how}, which is no local variable")
-        target, items = (None, None) if isinstance(loop, ast.While) else (loop.target, loop.iter)
-        for name in sorted(changed & alias_names(_turn(loop), target, items)):
-            return Refusal(
-                loop.lineno,
-                f"its body changes {name} in place, which may be part of another object: "
-                "change a copy",
-            )
-        if isinstance(loop, ast.For):
-            for name in sorted(read_names(loop.iter) & changed):
-                if any(each.name == name and not each.is_augmented for each in mutations):
-                    return Refusal(loop.lineno, f"its body changes {name}, which it iterates over")
-        return None
-
-
-def _named_functions(body: Iterable[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
-    for node in walk_scope(body):
-        match node:
-            case ast.FunctionDef(name=name):
-                yield name, node
-            case ast.Assign(targets=targets, value=ast.Lambda() as function):
-                yield from ((name, function) for name in bound_names(targets))
+        return related_names(written, groups)
 
 
 def _turn(loop: Loop) -> list[ast.AST]:
@@ -235,190 +170,109 @@ def _target(loop: Loop) -> set[str]:
 
 def _hands_on(body: list[ast.stmt], names: set[str]) -> bool:
     """Say whether a body hands on what it reads as it is: to an inner loop, or in a variable."""
+    values: list[ast.AST] = [value for _, value in assignments(body)]
     for node in walk_scope(body):
-        values: list[ast.expr] = []
-        match node:
-            case ast.For() | ast.While():
-                return True
-            case ast.Assign(value=value) | ast.NamedExpr(value=value):
-                values = [value]
-            case ast.AnnAssign(value=value) if value is not None:
-                values = [value]
-            case ast.Call(func=ast.Attribute(), args=arguments):
-                values = arguments
-        parts = (part for value in values for part in _alternatives(value))
-        if any(isinstance(part, ast.Name) and part.id in names for part in parts):
+        if isinstance(node, LOOPS):
             return True
-    return False
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            values += node.args
+    parts = [part for value in values for part in alternatives(value)]
+    return any(isinstance(part, ast.Name) and part.id in names for part in parts)
 
 
 def _constants(body: Iterable[ast.AST]) -> set[str]:
     """Return the names that get a constant somewhere, such as None: they may hold no array then."""
     found: set[str] = set()
-    for node in walk_scope(body):
-        value = getattr(node, "value", None)
-        is_binding = isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr)
-        parts = _alternatives(value) if is_binding and value is not None else ()
-        if any(isinstance(part, ast.Constant) for part in parts):
-            found |= bound_names(node)
+    for target, value in assignments(body):
+        if any(isinstance(part, ast.Constant) for part in alternatives(value)):
+            found |= bound_names(target)
     return found
-
-
-def _alternatives(value: ast.AST) -> Iterator[ast.AST]:
-    """Generate the values that an expression may have, if it is a choice or a tuple."""
-    match value:
-        case ast.IfExp(body=body, orelse=orelse):
-            yield from (*_alternatives(body), *_alternatives(orelse))
-        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.BoolOp(values=parts):
-            for part in parts:
-                yield from _alternatives(part)
-        case _:
-            yield value
-
-
-def _depths(body: Iterable[ast.AST], depth: int) -> Iterator[tuple[ast.AST, int]]:
-    for node in body:
-        inner = depth
-        if isinstance(node, LOOPS):
-            yield node, depth
-            inner += 1
-        if not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-            yield from _depths(ast.iter_child_nodes(node), inner)
-
-
-def _has(loop: Loop, kind: type[ast.Break]) -> bool:
-    """Say whether a loop has such a jump of its own."""
-
-    def search(body: Iterable[ast.AST]) -> bool:
-        return any(map(found, body))
-
-    def found(node: ast.AST) -> bool:
-        if isinstance(node, kind):
-            return True
-        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-            return False
-        return search(node.orelse if isinstance(node, LOOPS) else ast.iter_child_nodes(node))
-
-    return search(loop.body)
-
-
-def _returns(loop: Loop) -> Iterator[ast.Return]:
-    return (node for node in walk_scope(loop.body) if isinstance(node, ast.Return))
 
 
 # -- outputs -----------------------------------------------------------------------------------
 
 
 def _outputs(loop: Loop, mutations: list[Mutation], local: frozenset[str]) -> tuple[Output, ...]:
-    body = _turn(loop)
-    bound = _bound_otherwise(body) | _target(loop)
-    found = []
-    jumps = any(isinstance(node, ast.Continue) for node in walk_scope(loop.body))
-    changing = bound_names(body) | _target(loop)
-    for name in sorted({each.name for each in mutations if each.name} & local - bound):
-        is_steady = not jumps and _is_steady(name, loop.body, changing)
-        output = _as_list(name, body, is_steady) or _as_store(name, body)
-        if output is not None and (is_steady or output.kind == "list"):
-            found.append(output)
-    return tuple(found)
+    nodes = list(walk_scope(_turn(loop)))
+    additions = {id(added[0]) for node in nodes if (added := _added(node))}
+    bound = _target(loop).union(*(binds_of(node) for node in nodes if id(node) not in additions))
+    names = {each.name for each in mutations if each.name} & local - bound
+    found = [_output(name, loop, nodes) for name in sorted(names)]
+    return tuple(each for each in found if each is not None)
 
 
-def _is_steady(name: str, body: list[ast.stmt], changing: set[str]) -> bool:
-    """Say whether an object changes in every turn alike: not under an `if`, a `while`, a `try`.
+def _output(name: str, loop: Loop, nodes: list[ast.AST]) -> Output | None:
+    """Take a name as a list that is only added to, or an object that is only stored into."""
+    uses = {id(node) for part in _turn(loop) for node in ast.walk(part) if _is_name(node, name)}
+    additions, looks, stores = set(), set(), set()
+    window = 0
+    for node in nodes:
+        match node:
+            case ast.Expr() | ast.AugAssign() if added := _added(node):
+                additions.add(id(added[0]))
+            case ast.Subscript(
+                value=used,
+                slice=ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(back))),
+                ctx=ast.Load(),
+            ) if back > 0 and _is_name(used, name):
+                looks.add(id(used))
+                window = max(window, back)
+            case ast.Assign(targets=targets):
+                stores |= {id(each.value) for each in targets if isinstance(each, ast.Subscript)}
+    changing = bound_names(nodes) | _target(loop)
+    is_steady = uses <= set(_in_every_turn(loop.body, changing))
+    if any(isinstance(jump.node, ast.Continue) for jump in jumps_of(loop.body)):
+        is_steady = False
+    if uses & additions and uses <= additions | looks:
+        most = _most_added(name, loop.body)
+        return Output(
+            name, "list", window, is_steady, None if is_steady or math.isinf(most) else int(most)
+        )
+    return Output(name, "store", is_steady=True) if is_steady and uses <= stores else None
+
+
+def _in_every_turn(body: Iterable[ast.AST], changing: set[str]) -> Iterator[int]:
+    """Generate what runs in every turn alike: not under an `if`, a `while`, a `try`.
 
     Nor in a `for` over something that depends on the turn, on names that are `changing`.
     """
-    every = {id(n) for part in body for n in ast.walk(part) if _is_name(n, name)}
-    return every <= set(_always(name, body, changing))
-
-
-def _always(name: str, body: Iterable[ast.AST], changing: set[str]) -> Iterator[int]:
     for node in body:
         if isinstance(node, ast.With):
-            yield from _always(name, node.body, changing)
-        elif isinstance(node, ast.For) and not _has(node, ast.Break):
-            if not read_names(node.iter) & changing:
-                yield from _always(name, node.body, changing)
+            yield from _in_every_turn(node.body, changing)
+        elif isinstance(node, ast.For):
+            if not any(True for _ in jumps_of(node.body)) and not read_names(node.iter) & changing:
+                yield from _in_every_turn(node.body, changing)
         elif isinstance(node, ast.Assign | ast.AugAssign | ast.Expr):
-            yield from (id(each) for each in ast.walk(node) if _is_name(each, name))
+            yield from map(id, ast.walk(node))
+
+
+def _added(node: ast.AST) -> tuple[ast.Name, float] | None:
+    """Return the list that a statement adds to, and the number of items."""
+    match node:
+        case ast.Expr(ast.Call(func=ast.Attribute(value=ast.Name() as used, attr="append"))):
+            return used, 1
+        case ast.Expr(ast.Call(func=ast.Attribute(value=ast.Name() as used, attr="extend"))):
+            return used, math.inf
+        case ast.AugAssign(ast.Name() as used, ast.Add(), ast.List(elts=items)):
+            has_rest = any(isinstance(item, ast.Starred) for item in items)
+            return used, math.inf if has_rest else len(items)
+    return None
+
+
+def _most_added(name: str, nodes: Iterable[ast.AST]) -> float:
+    """Return how many items a turn adds to a list, at most."""
+    total = 0.0
+    for node in nodes:
+        added = _added(node)
+        if added is not None:
+            total += added[1] if added[0].id == name else 0
+        elif isinstance(node, ast.If):
+            total += max(_most_added(name, node.body), _most_added(name, node.orelse))
+        else:
+            inside = _most_added(name, ast.iter_child_nodes(node))
+            total += math.inf if inside and isinstance(node, LOOPS) else inside
+    return total
 
 
 def _is_name(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
-
-
-def _bound_otherwise(body: list[ast.AST]) -> set[str]:
-    """Return the names that a loop binds, other than by adding to a list: out += [x]."""
-    nodes = list(walk_scope(body))
-    additions = {id(node.target) for node in nodes if _adds_list(node)}  # type: ignore[attr-defined]
-    return set().union(*(binds_of(node) for node in nodes if id(node) not in additions))
-
-
-def _adds_list(node: ast.AST) -> bool:
-    return isinstance(node, ast.AugAssign) and isinstance(node.value, ast.List)
-
-
-def _as_list(name: str, body: list[ast.AST], is_steady: bool) -> Output | None:
-    """Take a name as a list that is only added to; its last items may be read."""
-    allowed: set[int] = set()
-    window = 0
-    adds = False
-    for node in walk_scope(body):
-        match node:
-            case ast.Expr(
-                value=ast.Call(func=ast.Attribute(value=ast.Name(id=each) as used, attr=method))
-            ) if each == name and method in ("append", "extend"):
-                allowed.add(id(used))
-                adds = True
-            case ast.AugAssign(
-                target=ast.Name(id=each) as used, op=ast.Add(), value=ast.List()
-            ) if each == name:
-                allowed.add(id(used))
-                adds = True
-            case ast.Subscript(
-                value=ast.Name(id=each) as used,
-                slice=ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(back))),
-                ctx=ast.Load(),
-            ) if each == name and back > 0:
-                allowed.add(id(used))
-                window = max(window, back)
-    is_list = adds and _only(name, body, allowed)
-    most = None if is_steady else _most(name, body)
-    return Output(name, "list", window, is_steady, most) if is_list else None
-
-
-def _most(name: str, body: Iterable[ast.AST]) -> int | None:
-    """Return how many items some statements add to a list, at most; None: any number."""
-    counts = [_added(name, node) for node in body]
-    return None if None in counts else sum(count or 0 for count in counts)
-
-
-def _added(name: str, node: ast.AST) -> int | None:
-    match node:
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=each), attr="append"))):
-            return int(each == name)
-        case ast.AugAssign(target=ast.Name(id=each), value=ast.List(elts=items)) if each == name:
-            return len(items)
-        case ast.If(body=body, orelse=orelse):
-            ways = _most(name, body), _most(name, orelse)
-            return None if None in ways else max(way or 0 for way in ways)
-        case ast.With(body=body):
-            return _most(name, body)
-    return None if any(_is_name(each, name) for each in ast.walk(node)) else 0
-
-
-def _as_store(name: str, body: list[ast.AST]) -> Output | None:
-    """Take a name as an object that is only stored into."""
-    allowed: set[int] = set()
-    for node in walk_scope(body):
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        for target in targets:
-            if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-                allowed.add(id(target.value))
-    return Output(name, "store", is_steady=True) if _only(name, body, allowed) else None
-
-
-def _only(name: str, body: list[ast.AST], allowed: set[int]) -> bool:
-    """Say whether a name is used in no other places than these."""
-    every = (node for part in body for node in ast.walk(part))
-    return all(id(n) in allowed for n in every if isinstance(n, ast.Name) and n.id == name)

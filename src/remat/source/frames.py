@@ -1,300 +1,460 @@
-"""The variables of a loop as a state, and back.
+"""What goes from step to step, and what steps add to lists and store into objects.
 
 A loop runner wants a state of arrays whose structure stays the same. So the state of a `Frame` is a
 flat tuple: the arrays, empty places for more of them, and one `Static` leaf with all the rest,
-which also says where each array belongs. If all variables are arrays and nothing else has to be
-known, the state of a `BareFrame` is just these arrays.
+which also says where each array belongs. If all that has to be known is one array, the state of a
+`BareFrame` is this array.
+
+While a step runs, a list of its own (or a log of stores) stands for the list that the loop appends
+to. The arrays in it are outputs of the step, stacked by the loop runner; everything else is noted,
+once, when the step runs for the first time. After the loop the items are put together again and
+added to the list, in their order, so that gradients flow through them.
 """
 
 from __future__ import annotations
 
-import copy
-from collections import deque
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
+from types import FunctionType, ModuleType
 from typing import Any
 
-from .identity import NO_TOKENS, Origins
-from .kept import aliased, loses_gradients
-from .layouts import ATOMS, UNBOUND, Static, take_apart
-from .protocols import Place, Values
+from .. import trees
+from ..introspect import Walk, is_library_object
+from .analysis import LoopSpec
+from .identity import ATOMS, UNBOUND, Contents, LoopResults, StepObjects, Token, parts, take_apart
+from .iterables import Items
+from .protocols import LoopSite, Values
 
-__all__ = ["BareFrame", "Frame"]
+__all__ = [
+    "BareFrame",
+    "Frame",
+    "LoopOutputs",
+    "StoreLog",
+    "held_arrays",
+    "is_object",
+    "loses_gradients",
+]
 
 _EMPTY = 0  # in the place of an array
-_NEW = ("new",)  # the token of an array that a step has made
-_UNKNOWN = ("unknown",)
+_SPARE = 4  # places for arrays that variables without one may come to hold
+_LIMIT = 20_000  # objects
+_PLAIN = (bool, int, float, complex, str, bytes, range, type, FunctionType, ModuleType, type(None))
+_NEW: Token = ("new",)
+_EARLIER_ITEM: Token = ("earlier item",)
+_ENDED = -1  # the exit of a loop that ends by itself
+
+
+class Static:
+    """All of a state that is no array."""
+
+    __slots__ = ("contents", "exit", "step")
+
+    def __init__(self, step: int, exit_number: int, contents: Contents) -> None:
+        self.step = step  # the number of the turn that comes next
+        self.exit = exit_number  # 0: the loop goes on
+        self.contents = contents
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Static):
+            return NotImplemented
+        mine, theirs = self.contents, other.contents
+        return (
+            (self.step, self.exit) == (other.step, other.exit)
+            and mine.layout[:3] == theirs.layout[:3]  # (how a step is run shows in is_plain)
+            and all(map(_is_same, mine.others, theirs.others))
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<turn {self.step}, exit {self.exit}, {self.contents.others!r}>"
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Compare leaves that are no arrays: what is no number or text proves nothing."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    return type(one) not in ATOMS or one == other or repr(one) == repr(other)  # NaN
 
 
 class Frame:
-    """The variables of one run of a loop. It does not change while the loop runs."""
+    """The variables of one run of a loop: as the state of a runner, and back."""
 
-    __slots__ = (
-        *("_api", "_at", "_changed", "_owns_reads", "_items", "_last", "_numbers", "_origins"),
-        *("_outputs", "_room", "_scans", "_vetted", "unbound"),
-    )
     is_bare = False
 
+    # (Not a dataclass: engines look into those for tensors that a step closes over.)
     def __init__(
         self,
+        spec: LoopSpec,
+        objects: StepObjects,
+        items: Items | None,
+        outputs: LoopOutputs | None,
         api: Values,
+        at: LoopSite,
         *,
-        room: int,
-        numbers: bool,
-        changed: tuple[int, ...],
         last: int | None,
-        items: Any,
-        outputs: Any,
+        numbers: bool,
         scans: bool,
-        owns_reads: bool,
-        origins: Origins,
-        at: Place,
     ) -> None:
         self.unbound = UNBOUND
-        self._api = api
-        self._room = room  # for arrays
-        self._numbers = numbers  # whether Python floats count as arrays
-        self._changed = changed  # places of variables whose objects steps change
-        self._last = last  # the number of turns, if it is known
-        self._items = items  # of a `for`
+        self.scans = scans  # steps have outputs, or inputs, of their own
+        self._objects = objects
+        self._items = items
         self._outputs = outputs
-        self._scans = scans
-        self._owns_reads = owns_reads  # and items
-        self._origins = origins
-        self._vetted: dict[int, Any] = {}  # objects that hold no arrays
+        self._api = api
         self._at = at
+        self._last = last  # the number of turns, if it is known
+        self._numbers = numbers  # whether Python floats count as arrays
+        self._changed = [i for i, name in enumerate(spec.state) if name in spec.changed]
+        self._count = len(spec.state)
+        self._owns_reads = spec.owns_reads  # and items
+        self._checks_views = spec.is_exposed or bool(spec.changed)
+        self._room = 0  # for arrays
+        self._known: dict[int, Any] = {}  # objects that hold no arrays
 
     # -- for generated code --------------------------------------------------------------------
 
     def open(self, state: Any) -> Sequence[Any]:
         """Return the values of the variables; what a step changes in place is its own."""
-        static, origins = state[-1], self._origins
-        arrays, others = origins.begin(state, static.tokens), static.others
-        values: Sequence[Any] = static.layout.put_together(arrays, others)
-        if self._changed:
-            private = self._private(values)
-            arrays = [private.get(id(each), each) for each in arrays]
-            others = [private.get(id(each), each) for each in others]
-            values = static.layout.put_together(arrays, others)
-        values = origins.begin_containers(values, static.tokens)
-        return values if self._outputs is None else values[: self._outputs.first_window]
+        values = self._objects.begin(state, state[-1].contents, self._changed)
+        return values[: self._count]  # type: ignore[no-any-return]
 
     def close(
         self,
         state: Any,
-        leaves_by: int,
+        exit_number: int,
         outputs: tuple[Any, ...],
         reads: tuple[Any, ...],
         *values: Any,
     ) -> Any:
         """Return the state after a step, and its outputs if it has any."""
         step = state[-1].step
-        self._origins.end(step, reads)
+        self._objects.ran(step, reads)
         made: Any = ()
         if self._outputs is not None:
-            made = self._outputs.made_by(step, outputs, self.refuse_objects)
+            made = self._outputs.made_by(step, outputs, self)
             values += self._outputs.windows(outputs)
-        if not leaves_by and step + 1 == self._last:
-            leaves_by = -1
-        new = self._state(values, step + 1, leaves_by)
-        self._origins.forget_step()
-        return (new, made) if self._scans else new
+        if not exit_number and step + 1 == self._last:
+            exit_number = _ENDED
+        new = self._state(step + 1, exit_number, *self._objects.pack(values, step))
+        if self._checks_views:
+            self._objects.refuse_views()
+        self._objects.end()
+        return (new, made) if self.scans else new
 
     def collect(self, place: int, state: Any) -> Any:
         """Return what takes the place of an output while a step runs."""
-        windows = (
-            self.values(state)[self._outputs.first_window :] if self._outputs.has_windows else ()
-        )
-        return self._outputs.collector(place, windows)
+        contents = state[-1].contents
+        values = contents.layout.values(state, contents.others)
+        return self._outputs.collector(place, values[self._count :])  # type: ignore[union-attr]
 
     def item(self, state: Any, sources: tuple[Any, ...], x: Any) -> Any:
         """Return the item of a `for` loop that belongs to this turn."""
-        return self._item(state[-1].step, sources, x)
-
-    def _item(self, step: int, sources: tuple[Any, ...], x: Any) -> Any:
-        item = self._items.get(step, sources, x)
-        item = aliased(item, self._api) if self._owns_reads else item
-        self._origins.item(step, item)
+        step = state[-1].step
+        item = self._items.get(step, sources, x)  # type: ignore[union-attr]
+        item = self._aliased(item) if self._owns_reads else item
+        self._objects.item(step, item)
         return item
 
     def own(self, *values: Any) -> list[Any]:
-        """Return values from outside as parts of the graph of this step."""
-        return [aliased(value, self._api) for value in values]
+        """Return values from outside as parts of the graph of this step.
 
-    def is_done(self, state: Any) -> bool:
-        return bool(state[-1].leaves_by)
+        A loop inside of the step refers to them, and its gradients have to end in the step.
+        """
+        return list(map(self._aliased, values))
 
-    def idle(self, state: Any) -> Any:
+    def _aliased(self, value: Any) -> Any:
+        if type(value) not in (list, tuple, dict):
+            return self._api.aliased(value)
+        leaves, structure = trees.flatten(value)
+        aliases = [self._api.aliased(leaf) for leaf in leaves]
+        is_same = all(alias is leaf for alias, leaf in zip(aliases, leaves, strict=True))
+        return value if is_same else trees.unflatten(structure, aliases)
+
+    def has_ended(self, state: Any) -> bool:
+        return bool(state[-1].exit)
+
+    def after_end(self, state: Any) -> Any:
         """Return what a step gives that comes after the end of the loop."""
-        return (
-            (state, self._outputs.placeholders() if self._outputs else ()) if self._scans else state
-        )
+        if not self.scans:
+            return state
+        return state, [] if self._outputs is None else self._outputs.placeholders()
 
     # -- around the steps ----------------------------------------------------------------------
 
-    @property
-    def scans(self) -> bool:
-        """Whether steps have outputs, or inputs, of their own."""
-        return self._scans
-
-    def example(self, state: Any) -> Any:
-        """Return an array of a state."""
-        return state[0]
-
     def goes_on(self, state: Any) -> bool:
-        return not state[-1].leaves_by
+        return not state[-1].exit
 
-    def initial(self, values: tuple[Any, ...], step: int) -> Any:
-        """Return the state before the first turn."""
-        return self._state(values, step, 0, is_first=True)
+    def initial(self, values: tuple[Any, ...], step: int, like: Any) -> tuple[Any, list[Any]]:
+        """Return the state before the first turn, and the objects in it, by token.
+
+        A state without a tracked array gets one, `like` one of the loop: runners plan by it.
+        """
+        contents, arrays, objects = self._objects.before(values)
+        is_open_ended = any(leaf is UNBOUND or leaf is None for leaf in values)
+        spare = min(len(contents.others), 8) + (_SPARE if is_open_ended else 0)
+        needs_one = not any(map(self._api.is_tracked, arrays))
+        self._room = len(arrays) + (spare if contents.others else 0) + needs_one
+        state = self._state(step, 0, contents, arrays)
+        if needs_one:
+            place = len(arrays)
+            state = (*state[:place], self._api.tracked_zero(like), *state[place + 1 :])
+        return state, objects
 
     def _state(
-        self, values: tuple[Any, ...], step: int, leaves_by: int, *, is_first: bool = False
-    ) -> Any:
+        self, step: int, exit_number: int, contents: Contents, arrays: Sequence[Any]
+    ) -> tuple[Any, ...]:
         """Return the state before a turn."""
-        layout, arrays, others = take_apart(values, self._api, self._numbers)
-        if is_first:
-            tokens = self._origins.first(values, arrays)
-        else:
-            tokens = self._origins.tokens(values, arrays, step)
-        if not layout.is_plain:
+        if not contents.layout.is_plain:
             self._refuse_numbers(arrays)
-        if others:
-            self.refuse_objects(others)
+        if contents.others:
+            self.refuse_objects(contents.others)
         empty = self._room - len(arrays)
         if empty < 0:
             raise self._at.error(
                 f"its variables hold {len(arrays)} arrays after this turn, with room for "
                 f"{self._room}: they held fewer before"
             )
-        static = Static(step, leaves_by, layout, others, tokens)
-        return (*arrays, *([_EMPTY] * empty), static) if empty else (*arrays, static)
+        return *arrays, *([_EMPTY] * empty), Static(step, exit_number, contents)
 
-    def final(self, state: Any, volatile: Sequence[int]) -> tuple[int, Sequence[Any]]:
-        """Return how the loop was left, and the values of its variables.
-
-        The function may write to the arrays in those that are `volatile`.
-        """
-        static, origins = state[-1], self._origins
-        arrays = origins.final(state, static.tokens)
-        values: Sequence[Any] = static.layout.put_together(arrays, static.others)
-        if volatile:
-            origins.own(values, volatile)
-            arrays = origins.final(state, static.tokens)
-            values = static.layout.put_together(arrays, static.others)
-        values = origins.containers(values, static.tokens)
+    def final(
+        self, state: Any, results: LoopResults, volatile: Sequence[int], targets: Sequence[Any]
+    ) -> tuple[int, Sequence[Any]]:
+        """Return how the loop was left, and the values of its variables; add to the outputs."""
+        values = results.values(state, state[-1].contents, volatile)
         if self._outputs is not None:
-            self._outputs.deliver(origins)
-            values = values[: self._outputs.first_window]
-        return static.leaves_by, values
-
-    def values(self, state: Any) -> Sequence[Any]:
-        static = state[-1]
-        values: Sequence[Any] = static.layout.put_together(state, static.others)
-        return values
+            self._outputs.add_to(targets, results)
+        return state[-1].exit, values[: self._count]
 
     def refuse_objects(self, others: Sequence[Any]) -> None:
         """Refuse new objects that hold arrays: no gradient would flow through them."""
         for leaf in others:
-            if type(leaf) in ATOMS or self._vetted.get(id(leaf), self) is leaf:
+            if type(leaf) in ATOMS or self._known.get(id(leaf), self) is leaf:
                 continue
             if loses_gradients(leaf, self._api):
                 raise self._at.error(
                     f"a turn gives a {type(leaf).__name__} that holds arrays, or makes some; give "
                     "an array or a tuple, list, dict or dataclass of them"
                 )
-            self._vetted[id(leaf)] = leaf
+            self._known[id(leaf)] = leaf
 
     def _refuse_numbers(self, arrays: Sequence[Any]) -> None:
-        if self._numbers:
-            return
-        for leaf in arrays:
-            if self._api.is_traced_number(leaf):
-                raise self._at.error(
-                    "a variable holds a Python number that has come to depend on what is "
-                    "differentiated; begin with np.float64(…) instead"
-                )
-
-    def _private(self, values: Sequence[Any]) -> dict[int, Any]:
-        """Copy what a step changes; return the copies by the identity of the originals."""
-        found: dict[int, Any] = {}
-        for value in (values[place] for place in self._changed):
-            if id(value) in found or isinstance(value, list | dict | deque):
-                continue  # (lists are put together for each step)
-            is_array = self._api.is_array_type(type(value))
-            found[id(value)] = self._origins.copied(value) if is_array else copy.copy(value)
-        return found
+        if not self._numbers and any(map(self._api.is_traced_number, arrays)):
+            raise self._at.error(
+                "a variable holds a Python number that has come to depend on what is "
+                "differentiated; begin with np.float64(…) instead"
+            )
 
 
 class BareFrame(Frame):
-    """The only variable of a loop, an array, where no step needs to know anything else."""
+    """The only variable of a loop, an array, where no step needs to know anything else.
 
-    __slots__ = ("_copy", "_initial", "_last_new")
+    Small steps are run by the thousand.
+    """
+
     is_bare = True
-
-    def __init__(self, api: Values, **facts: Any) -> None:
-        super().__init__(api, **facts)
-        self._copy: Any = None  # that the step changes
-        self._last_new: Any = None  # the token of what the last step gave that was not its own
-        self._initial: Any = None
+    _parts: Sequence[Any] = ()  # of the item of this turn
+    _token: Token = ("before", 0)  # of the object that the last step gave
 
     def open(self, state: Any) -> Sequence[Any]:
-        self._origins.begin((), NO_TOKENS)
-        if not self._changed:
-            return (state,)
-        self._copy = self._origins.copied(state)
-        return (self._copy,)
+        return (state,)
 
     def close(
         self,
         state: Any,
-        leaves_by: int,
+        exit_number: int,
         outputs: tuple[Any, ...],
         reads: tuple[Any, ...],
         *values: Any,
     ) -> Any:
         (value,) = values
         if value is not state:
-            self._origins.read_by_step(reads)
-        self._note(state, value)
-        self._origins.tokens(values, values, 0)
-        self._origins.forget_step()
-        self._copy = None
-        # Small steps are run by the thousand.
+            self._token = _NEW
+            for number, each in enumerate(reads):
+                if each is value:
+                    self._token = ("read", number, 0)
+            for place, each in enumerate(self._parts):
+                if each is value:
+                    self._token = ("item", (self._last or 1) - 1, place)
+        elif self._token[0] == "item":
+            self._token = _EARLIER_ITEM
+        self._parts = ()
         if not self._api.is_plain_array_type(type(value)):
-            self._check(values)
-        return (value, ()) if self._scans else value
-
-    def _note(self, state: Any, value: Any) -> None:
-        """Note whether a step gives what it began with, an object from outside, or a new one."""
-        if value is state or (value is self._copy and not self._origins.is_written(value)):
-            if self._last_new is not None and self._last_new[0] == "item":
-                self._last_new = _UNKNOWN  # of which turn, nobody knows here
-            return
-        self._last_new = self._origins.outside(value) or _NEW
-
-    def _check(self, values: tuple[Any, ...]) -> None:
-        layout, arrays, others = take_apart(values, self._api, self._numbers)
-        if others or layout.structure is not None:
-            raise self._at.error("a variable that held an array holds none after this turn")
-        self._refuse_numbers(arrays)
+            if not self._api.is_array_type(type(value)):
+                raise self._at.error("a variable that held an array holds none after this turn")
+            self._refuse_numbers(values)
+        return (value, ()) if self.scans else value
 
     def item(self, state: Any, sources: tuple[Any, ...], x: Any) -> Any:
-        return self._item((self._last or 1) - 1, sources, x)
+        item = self._items.get(0, sources, x)  # type: ignore[union-attr]
+        self._parts = list(parts(item, self._api))
+        return item
 
-    def example(self, state: Any) -> Any:
-        return state
+    def initial(self, values: tuple[Any, ...], step: int, like: Any) -> tuple[Any, list[Any]]:
+        self._refuse_numbers(values)
+        return values[0], list(values)
 
-    def initial(self, values: tuple[Any, ...], step: int) -> Any:
-        self._check(values)
-        (self._initial,) = values
-        return self._initial
-
-    def final(self, state: Any, volatile: Sequence[int]) -> tuple[int, Sequence[Any]]:
-        if self._last_new is None:
-            return 0, (self._initial,)
-        if self._last_new is _UNKNOWN:
+    def final(
+        self, state: Any, results: LoopResults, volatile: Sequence[int], targets: Sequence[Any]
+    ) -> tuple[int, Sequence[Any]]:
+        if self._token is _EARLIER_ITEM:
             raise self._at.error("a turn hands on what the loop iterates over; hand on a copy")
-        value = self._origins.from_outside(self._last_new)
-        if value is None:
-            value = self._api.copied(state) if volatile else state
-        return 0, (value,)
+        if self._token is not _NEW:
+            return 0, [results.outside(self._token)]
+        return 0, [self._api.copied(state) if volatile else state]
+
+
+# -- outputs -----------------------------------------------------------------------------------
+
+
+class StoreLog:
+    """Notes stores into an object: `log[index] = value`."""
+
+    def __init__(self) -> None:
+        self.stores: list[tuple[Any, Any]] = []
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.stores.append((index, value))
+
+
+class LoopOutputs:
+    """What the steps of one run of a loop add to lists and store into objects."""
+
+    def __init__(
+        self,
+        spec: LoopSpec,
+        examples: Sequence[list[Any] | None],
+        objects: StepObjects,
+        api: Values,
+        at: LoopSite,
+        *,
+        numbers: bool,
+    ) -> None:
+        self._outputs = spec.outputs
+        self._owned = spec.is_exposed  # the function may write to the items
+        self._objects = objects
+        self._api = api
+        self._at = at
+        # Zeros like the arrays of a step; None: not known before a step has run.
+        self._examples: list[list[Any] | None] = [
+            None if each is None else self._zeros(take_apart(tuple(each), api, numbers=numbers)[1])
+            for each in examples
+        ]
+        # By step; None: all steps have run. (A flag would be a closed-over number that changes.)
+        self._made: dict[int, list[Contents]] | None = {}
+        self._rows: list[tuple[int, list[Contents], list[Any]]] = []  # of steps, with their arrays
+
+    @property
+    def has_arrays(self) -> bool:
+        """Whether steps have, or may have, arrays among their outputs."""
+        return any(each is None or len(each) > 0 for each in self._examples)
+
+    # -- in a step -----------------------------------------------------------------------------
+
+    def collector(self, place: int, windows: Sequence[Any]) -> Any:
+        if self._outputs[place].kind == "store":
+            return StoreLog()
+        begin = sum(each.window for each in self._outputs[:place])
+        return list(windows[begin : begin + self._outputs[place].window])
+
+    def windows(self, lists: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the last items of lists that turns look back on, for the next step."""
+        pairs = zip(self._outputs, lists, strict=True)
+        return tuple(item for each, items in pairs if each.window for item in items[-each.window :])
+
+    def made_by(self, step: int, collectors: tuple[Any, ...], frame: Frame) -> list[Any]:
+        """Return the arrays that a step has made, in the places that they have in every step."""
+        arrays: list[Any] = []
+        made: list[Contents] = []
+        for place, (output, collector) in enumerate(zip(self._outputs, collectors, strict=True)):
+            items = collector.stores if output.kind == "store" else collector[output.window :]
+            contents, found = self._objects.pack(tuple(items), step, place)
+            frame.refuse_objects(contents.others)
+            made.append(contents)
+            arrays += self._filled(place, list(found))
+        if self._made is not None:
+            self._made.setdefault(step, made)
+        return arrays
+
+    def placeholders(self) -> list[Any]:
+        """Return what stands for the arrays of a step that is not run."""
+        return [leaf for example in self._examples for leaf in example or ()]
+
+    def _filled(self, place: int, arrays: list[Any]) -> list[Any]:
+        example = self._examples[place]
+        if example is None:
+            example = self._examples[place] = self._zeros(arrays)
+        name = self._outputs[place].name
+        if len(arrays) > len(example):
+            raise self._at.error(
+                f"a turn adds {len(arrays)} arrays to {name}, turns before it {len(example)}"
+            )
+        for one, other in zip(arrays, example, strict=False):
+            (shape, dtype), (before, dtype_before) = self._api.kind(one), self._api.kind(other)
+            if (shape, dtype) != (before, dtype_before):
+                raise self._at.error(
+                    f"a turn adds an array of {dtype} of shape {shape} to {name}, turns before it "
+                    f"one of {dtype_before} of shape {before}"
+                )
+        return arrays + example[len(arrays) :]
+
+    def _zeros(self, arrays: Sequence[Any]) -> list[Any]:
+        return [self._api.zeros_like(each) for each in arrays]
+
+    # -- after the loop ------------------------------------------------------------------------
+
+    def take_stacks(self, stacks: Sequence[Any], first: int) -> None:
+        """Take what the steps from `first` on have made."""
+        assert self._made is not None
+        columns = [self._api.entries(stack, owned=self._owned) for stack in stacks]
+        for row in itertools.count():
+            made = self._made.pop(first + row, None)
+            if made is None:
+                return  # the loop, or this stretch of it, has ended
+            self._rows.append((first + row, made, [column[row] for column in columns]))
+
+    def add_to(self, targets: Sequence[Any], results: LoopResults) -> None:
+        """Add what the steps have made to the lists and objects that it is meant for."""
+        rows, self._rows, self._made = self._rows, [], None
+        for step, made, arrays in rows:
+            begin = 0
+            for output, target, contents, example in zip(
+                self._outputs, targets, made, self._examples, strict=True
+            ):
+                items = results.items(arrays[begin:], contents, step, output.name)
+                begin += len(example or ())
+                if output.kind == "list":
+                    target.extend(items)
+                    continue
+                for index, value in items:
+                    target[index] = value
+
+
+# -- objects that hold arrays ------------------------------------------------------------------
+
+
+def held_arrays(value: Any, api: Values) -> list[Any]:
+    """Return the arrays in an object that gradients may flow through."""
+    walk = Walk([value], _is_opaque, limit=_LIMIT)
+    return [each for each, _ in walk if api.is_array_type(type(each)) and api.is_made(each)]
+
+
+def _is_opaque(value: Any) -> bool:
+    return isinstance(value, type | FunctionType) or is_library_object(value)
+
+
+def loses_gradients(value: Any, api: Values) -> bool:
+    """Say whether a value that is no tree holds arrays, or makes them later."""
+    if not is_object(value, api):
+        return False
+    return isinstance(value, Iterator) or bool(held_arrays(value, api))
+
+
+def is_object(value: Any, api: Values) -> bool:
+    """Say whether a value is neither an array nor a tree of them, nor plain data or a module."""
+    if isinstance(value, _PLAIN) or api.is_array_type(type(value)):
+        return False
+    is_tree = type(value) in (list, tuple, dict, set, frozenset)
+    return not is_tree and not (is_library_object(value) and not isinstance(value, Iterator))

@@ -1,9 +1,10 @@
-"""Which object is which: arrays and containers that pass through a loop come out as themselves.
+"""Any values as arrays and the rest, and which object is which in and after a loop.
 
-A runner hands on the *contents* of arrays; between two steps, and after the loop, they are other
-objects. So each array of a state, and each list or dict that is a variable, has a *token*: two have
-the same token exactly if they would be one object in the plain loop. What a step gets, the item of
-its turn and what it reads have tokens when the step begins; whatever it returns is looked up by its
+Variables hold anything: arrays, containers of them, numbers, None, objects, or no value at all. A
+runner hands on the *contents* of the arrays; between two steps, and after the loop, they are other
+objects. So each array, and each list or dict that is a variable, has a *token*: two have the same
+token exactly if they would be one object in the plain loop. What a step gets, the item of its turn
+and what it reads have tokens when the step begins; whatever it returns is looked up by its
 identity, and is new if it is not found. Then
 
 1. within a step, variables with the same token hold the same object,
@@ -12,12 +13,13 @@ identity, and is new if it is not found. Then
    and in lists that the loop appends to.
 
 A step changes copies in place, so a token that was written to does not give the object from
-outside; nobody else refers to that (see `Runtime`). What was written to in a later turn than the
+outside; nobody else refers to that (see `runtime`). What was written to in a later turn than the
 one in which a list got it is what it is at the end, or an error if that is not known any more.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections import deque
@@ -25,252 +27,326 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .. import trees
-from .protocols import Place, Values
+from .protocols import LoopSite, Values
 
-__all__ = ["NO_TOKENS", "Origins", "Tokens", "is_container"]
+__all__ = [
+    "ATOMS",
+    "UNBOUND",
+    "Contents",
+    "LoopResults",
+    "StepObjects",
+    "Token",
+    "parts",
+    "take_apart",
+]
 
-Token = Any  # a tuple; (numbers in dicts and attributes would be closed-over numbers that change)
+ATOMS = (bool, int, float, complex, str, bytes, type(None))
+Token = tuple[
+    Any, ...
+]  # (numbers in dicts and attributes would be closed-over numbers that change)
+_OUTSIDE = ("before", "read", "item")  # the first part of tokens of objects from outside
 
 
-class Tokens(NamedTuple):
-    """The tokens of some values."""
+class _Unbound:
+    """The value of a variable that has none."""
 
-    arrays: tuple[Token, ...]  # of their arrays, in order
-    containers: tuple[Token, ...]  # of the values, None for those that are none; () if all are
-    is_distinct: bool  # all arrays are different ones, and so are the containers
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<no value>"
+
+    def __reduce__(self) -> str:
+        return "UNBOUND"
 
 
-NO_TOKENS = Tokens((), (), is_distinct=True)
+UNBOUND = _Unbound()
 
 
-class Origins:
-    """What is known of the identity of objects in one run of a loop."""
+# -- arrays and the rest -----------------------------------------------------------------------
 
-    def __init__(self, api: Values, at: Place, *, views_matter: bool) -> None:
+
+class Layout(NamedTuple):
+    """Where arrays and other leaves stand among the leaves of some values."""
+
+    arrays: tuple[int, ...]
+    others: tuple[int, ...]
+    structure: trees.Structure | None = None  # None: every value is a leaf
+    is_plain: bool = False  # no array among them may stand for a number
+
+    def values(self, arrays: Sequence[Any], others: Sequence[Any]) -> Any:
+        """Put values together; of the arrays, as many as there are places for them."""
+        if not self.others and self.structure is None:
+            return arrays[: len(self.arrays)]  # the usual case
+        leaves: list[Any] = [None] * (len(self.arrays) + len(self.others))
+        for place, leaf in zip(self.arrays, arrays, strict=False):
+            leaves[place] = leaf
+        for place, leaf in zip(self.others, others, strict=True):
+            leaves[place] = leaf
+        return leaves if self.structure is None else trees.unflatten(self.structure, leaves)
+
+
+def take_apart(
+    values: tuple[Any, ...], api: Values, *, numbers: bool
+) -> tuple[Layout, Sequence[Any], tuple[Any, ...]]:
+    """Return arrays and other leaves of some values; `numbers`: Python floats count as arrays."""
+    layout, leaves = _flat_layout(tuple(map(type, values)), api, numbers), values
+    if layout is None:
+        parts, structure = trees.flatten(values)
+        layout = _layout(tuple(map(type, parts)), api, numbers)._replace(structure=structure)
+        leaves = tuple(parts)
+    elif not layout.others:
+        return layout, values, ()
+    return layout, [leaves[i] for i in layout.arrays], tuple([leaves[i] for i in layout.others])
+
+
+@functools.lru_cache(maxsize=1024)
+def _flat_layout(kinds: tuple[type, ...], api: Any, numbers: bool) -> Layout | None:
+    if all(kind in ATOMS or kind is _Unbound or api.is_array_type(kind) for kind in kinds):
+        layout = _layout(kinds, api, numbers)
+        is_plain = all(api.is_plain_array_type(kinds[place]) for place in layout.arrays)
+        return layout._replace(is_plain=is_plain)
+    return None
+
+
+def _layout(kinds: tuple[type, ...], api: Values, numbers: bool) -> Layout:
+    is_array = [api.is_array_type(kind) or (numbers and kind in (float, complex)) for kind in kinds]
+    arrays = tuple(i for i, is_one in enumerate(is_array) if is_one)
+    return Layout(arrays, tuple(i for i, is_one in enumerate(is_array) if not is_one))
+
+
+class Contents(NamedTuple):
+    """All of some values but their arrays."""
+
+    layout: Layout
+    others: tuple[Any, ...]
+    arrays: tuple[Token, ...]  # tokens of the arrays, in order
+    containers: tuple[Token | None, ...]  # of the values, None if it is none; () if all are none
+    is_distinct: bool  # all tokens are different ones
+
+
+# -- in steps ----------------------------------------------------------------------------------
+
+
+class StepObjects:
+    """Tokens of the objects in the steps of one loop. It refers to no array between two steps."""
+
+    def __init__(self, api: Values, at: LoopSite, *, numbers: bool, views_matter: bool) -> None:
         self._api = api
         self._at = at
-        self._before: list[Any] = []  # objects before the loop, by token
-        self._read: list[list[Any]] = []  # what steps read, with its parts
-        self._entry: Callable[[int], Any] | None = None  # of what a `for` iterates over
-        self._known: dict[int, Token] = {}  # in the step that runs, by id
-        self._copies: list[tuple[Any, Any, Token]] = []  # that a step may write to
-        self._written: dict[Token, tuple[int]] = {}  # the last step that wrote to it
+        self._numbers = numbers  # Python floats count as arrays
         self._views_matter = views_matter  # somebody may write to what the loop gives
-        self._around: list[tuple[Any, Token]] = []  # arrays that a step gets
+        self.written: dict[Token, tuple[int]] = {}  # the last step that wrote to it
+        self.end()
+
+    def end(self) -> None:
+        """Forget the step that ran."""
+        self._known: dict[int, Token] = {}  # by id
+        self._copies: list[tuple[Any, Any, Token]] = []  # that the step may write to
+        self._alive: list[Any] = []
+        self._around: list[tuple[Any, Token]] = []  # arrays that the step gets
         self._given: list[tuple[Any, Token]] = []  # and those that it gives
-        self._delivered: dict[Token, Any] = {}
 
-    # -- before the loop -----------------------------------------------------------------------
-
-    def read(self, originals: Sequence[Any]) -> None:
-        """Note what steps read."""
-        self._read = [list(_parts(original, self._api)) for original in originals]
-
-    def iterates(self, entry: Callable[[int], Any] | None) -> None:
-        self._entry = entry
-
-    def first(self, values: tuple[Any, ...], arrays: Sequence[Any]) -> Tokens:
-        """Return the tokens of variables before the loop."""
+    def before(self, values: tuple[Any, ...]) -> tuple[Contents, Sequence[Any], list[Any]]:
+        """Take variables apart before the loop; return also the objects, by token."""
+        objects: list[Any] = []
         known: dict[int, Token] = {}
 
         def token(value: Any) -> Token:
             if id(value) not in known:
-                known[id(value)] = ("before", len(self._before))
-                self._before.append(value)
+                known[id(value)] = ("before", len(objects))
+                objects.append(value)
             return known[id(value)]
 
-        return _tokens(values, arrays, token)
+        return *self._pack(values, token), objects
 
-    # -- in a step -----------------------------------------------------------------------------
+    def begin(self, arrays: Sequence[Any], contents: Contents, changed: Sequence[int]) -> Any:
+        """Return the values that a step begins with: one object for each token.
 
-    def begin(self, arrays: Sequence[Any], tokens: Tokens) -> Sequence[Any]:
-        """Note the arrays that a step gets; return them, the same one for the same token."""
-        self._known = known = {}
-        self._copies, self._around, self._given = [], [], []
+        Those at the places that are `changed` are copies that the step may write to.
+        """
+        self.end()
+        known, tokens = self._known, contents.arrays
+        arrays = arrays[: len(tokens)]
+        if not contents.is_distinct:
+            first: dict[Token, Any] = {}
+            arrays = [first.setdefault(t, each) for t, each in zip(tokens, arrays, strict=True)]
+        for token, array in zip(tokens, arrays, strict=True):
+            known[id(array)] = token
         if self._views_matter:
-            self._around += zip(arrays, tokens.arrays, strict=False)
-        if tokens.is_distinct:
-            for token, array in zip(tokens.arrays, arrays, strict=False):
-                known[id(array)] = token
-            return arrays
-        first: dict[Token, Any] = {}
-        for token, array in zip(tokens.arrays, arrays, strict=False):
-            known[id(first.setdefault(token, array))] = token
-        return [first[token] for token in tokens.arrays]
-
-    def begin_containers(self, values: Sequence[Any], tokens: Tokens) -> Sequence[Any]:
-        """Do the same for variables that are lists, dicts or the like."""
-        if not tokens.containers:
+            self._around += zip(arrays, tokens, strict=True)
+        values = contents.layout.values(arrays, contents.others)
+        if changed:
+            own = self._copies_of([values[place] for place in changed])
+            arrays = [own.get(id(each), each) for each in arrays]
+            others = [own.get(id(each), each) for each in contents.others]
+            values = contents.layout.values(arrays, others)
+        if not contents.containers:
             return values
-        first: dict[Token, Any] = {}
-        found = []
-        for token, value in zip(tokens.containers, values, strict=True):
-            one = value if token is None else first.setdefault(token, value)
-            if token is not None:
-                self._known[id(one)] = token
-            found.append(one)
+        containers: dict[Token, Any] = {}
+        found = list(values)
+        for place, key in enumerate(contents.containers):
+            if key is not None:
+                found[place] = containers.setdefault(key, found[place])
+                known[id(found[place])] = key
         return found
 
-    def copied(self, value: Any) -> Any:
-        """Return a copy for a step to write to, in the place of an array that it gets."""
-        token = self._known.get(id(value))
-        copy = self._api.copied(value)
-        self._copies.append((copy, self._api.content_mark(copy, value), token))
-        self._known[id(copy)] = token
-        return copy
-
-    def read_by_step(self, values: Sequence[Any]) -> None:
-        """Note what stands in a step for what it reads."""
-        for place, value in enumerate(values):
-            if self._api.is_array_type(type(value)):
-                self._known.setdefault(id(value), ("read", place, 0))
-                self._around.append((value, ("read", place, 0)))
-            elif isinstance(value, tuple | list | dict):
-                for part, each in enumerate(_parts(value, self._api)):
-                    self._known.setdefault(id(each), ("read", place, part))
-                    self._around.append((each, ("read", place, part)))
+    def _copies_of(self, values: Iterable[Any]) -> dict[int, Any]:
+        """Copy what a step changes; return the copies by the identity of the originals."""
+        found: dict[int, Any] = {}
+        for value in values:
+            if id(value) in found or isinstance(value, list | dict | deque):
+                continue  # (lists are put together for each step)
+            if not self._api.is_array_type(type(value)):
+                found[id(value)] = copy.copy(value)
+                continue
+            found[id(value)] = own = self._api.copied(value)
+            token = self._known[id(own)] = self._known[id(value)]
+            self._copies.append((own, self._api.content_mark(own, value), token))
+        return found
 
     def item(self, step: int, value: Any) -> None:
         """Note the item of this turn."""
-        for place, part in enumerate(_parts(value, self._api)):
-            self._known.setdefault(id(part), ("item", step, place))
-            self._around.append((part, ("item", step, place)))
-            self._alive_now(part)
+        self._note("item", step, value)
+        self._alive.append(value)
 
-    def _alive_now(self, value: Any) -> None:
-        self._copies.append((value, None, None))
+    def _note(self, kind: str, number: int, value: Any) -> None:
+        for place, part in enumerate(parts(value, self._api)):
+            token = (kind, number, place)
+            self._known.setdefault(id(part), token)
+            self._around.append((part, token))
 
-    def outside(self, value: Any) -> Token:
-        """Return the token of what a step reads or iterates over; None: it is something else."""
-        return self._known.get(id(value))
-
-    def is_written(self, copy: Any) -> bool:
-        return any(c is copy and self._api.is_content_changed(c, m) for c, m, _ in self._copies)
-
-    def forget_step(self) -> None:
-        """Free what the step that ran has held."""
-        if self._views_matter:
-            self._refuse_views()
-        self._known, self._copies, self._around, self._given = {}, [], [], []
-
-    def forget(self) -> None:
-        """Free what was there before the loop and what came out of it: steps may run again."""
-        self._before, self._read, self._delivered, self._entry = [], [], {}, None
-
-    def end(self, step: int, reads: Sequence[Any]) -> None:
+    def ran(self, step: int, reads: Sequence[Any]) -> None:
         """Note what a step has read, and which copies it has written to."""
-        self.read_by_step(reads)
-        for copy, mark, token in self._copies:
-            if token is not None and self._api.is_content_changed(copy, mark):
-                self._written[token] = max((step,), self._written.get(token, (step,)))
+        for number, value in enumerate(reads):
+            self._note("read", number, value)
+        for own, mark, token in self._copies:
+            if self._api.is_content_changed(own, mark):
+                self.written[token] = max((step,), self.written.get(token, (step,)))
 
-    def tokens(
-        self, values: tuple[Any, ...], arrays: Sequence[Any], step: int, what: int = -1
-    ) -> Tokens:
-        """Return the tokens of what a step gives; `what`: the number of an output."""
+    def pack(
+        self, values: tuple[Any, ...], step: int, output: int = -1
+    ) -> tuple[Contents, Sequence[Any]]:
+        """Take apart what a step gives; return the contents and the arrays."""
         known = self._known
 
         def token(value: Any) -> Token:
             found = known.get(id(value))
             if found is None:
-                found = known[id(value)] = (step, what, len(known))
+                found = known[id(value)] = (step, output, len(known))
             return found
 
-        if arrays is values:  # the usual case: all are arrays
-            found = tuple([token(array) for array in arrays])
-            tokens = Tokens(found, (), len(set(found)) == len(found))
-        else:
-            tokens = _tokens(values, arrays, token)
+        contents, arrays = self._pack(values, token)
         if self._views_matter:
-            self._given += zip(arrays, tokens.arrays, strict=True)
-        return tokens
+            self._given += zip(arrays, contents.arrays, strict=True)
+        return contents, arrays
 
-    def _refuse_views(self) -> None:
+    def _pack(
+        self, values: tuple[Any, ...], token: Callable[[Any], Token]
+    ) -> tuple[Contents, Sequence[Any]]:
+        layout, arrays, others = take_apart(values, self._api, numbers=self._numbers)
+        tokens = tuple([token(array) for array in arrays])
+        if arrays is values:  # the usual case: all are arrays
+            return Contents(layout, (), tokens, (), len(set(tokens)) == len(tokens)), arrays
+        containers = tuple([token(value) if is_container(value) else None for value in values])
+        some = [each for each in containers if each is not None]
+        is_distinct = len({*tokens, *some}) == len(tokens) + len(some)
+        return Contents(layout, others, tokens, containers if some else (), is_distinct), arrays
+
+    def refuse_views(self) -> None:
         """Refuse what a step gives if it is a part of another array that stays."""
         staying = {token for _, token in self._given}
-        around = [
-            (array, token)
-            for array, token in self._around
-            if token in staying or token[0] in ("before", "read", "item")
-        ]
         owners: dict[Any, Token] = {}
-        for array, token in (*around, *self._given):
+        for array, token in (*self._around, *self._given):
+            is_outside = token[0] in _OUTSIDE
+            if not (is_outside or token in staying):
+                continue
             memory = self._api.memory(array)
             is_first = memory is None or owners.setdefault(memory, token) == token
-            if not is_first and token[0] not in ("before", "read", "item"):
+            if not (is_first or is_outside):
                 raise self._at.error(
                     "a variable or a list gets a view of another array, and the function may "
                     "write to one of them; take a copy"
                 )
 
-    # -- after the loop ------------------------------------------------------------------------
 
-    def final(self, arrays: Sequence[Any], tokens: Tokens) -> list[Any]:
-        """Return the arrays that variables hold after the loop."""
-        return [
-            self._delivered.setdefault(token, self._original(token, array))
-            for token, array in zip(tokens.arrays, arrays, strict=False)
-        ]
+# -- after the loop ----------------------------------------------------------------------------
 
-    def own(self, values: Sequence[Any], places: Iterable[int]) -> None:
-        """Copy arrays that the function may write to, while the runner still refers to them."""
-        tokens = {id(array): token for token, array in self._delivered.items()}
-        for place in places:
-            token = tokens.get(id(values[place]))
-            if token is not None and self.from_outside(token) is None:
-                self._delivered[token] = self._api.copied(values[place])
 
-    def output(self, array: Any, token: Token, step: int, name: str) -> Any:
-        """Return an array that a list gets after the loop."""
-        if token not in self._delivered:
-            if self._written.get(token, (step,)) > (step,):
+class LoopResults:
+    """What a loop gives: objects from outside as they were, and one object for each other token."""
+
+    def __init__(
+        self,
+        objects: StepObjects,
+        before: list[Any],
+        reads: Sequence[Any],
+        entry: Callable[[int], Any] | None,
+        api: Values,
+        at: LoopSite,
+    ) -> None:
+        self._written = objects.written
+        self._before = before
+        self._reads = [list(parts(each, api)) for each in reads]
+        self._entry = entry  # of what a `for` iterates over
+        self._api = api
+        self._at = at
+        self._found: dict[Token, Any] = {}
+
+    def values(self, arrays: Sequence[Any], contents: Contents, volatile: Sequence[int]) -> Any:
+        """Return the values of variables; the function may write to those that are `volatile`."""
+        tokens = contents.arrays
+        found = [self._object(t, array) for t, array in zip(tokens, arrays, strict=False)]
+        values = contents.layout.values(found, contents.others)
+        by_id = {id(array): token for token, array in zip(tokens, found, strict=True)}
+        for place in volatile:
+            token = by_id.get(id(values[place]))
+            if token is not None and self.outside(token) is None:
+                # The runner still refers to it.
+                self._found[token] = self._api.copied(values[place])
+        values = contents.layout.values([self._found[each] for each in tokens], contents.others)
+        return self._with_containers(values, contents)
+
+    def items(self, arrays: Sequence[Any], contents: Contents, step: int, name: str) -> Any:
+        """Return what a list gets from one step."""
+        for token in contents.arrays:
+            if token not in self._found and self._written.get(token, (step,)) > (step,):
                 raise self._at.error(
                     f"a turn adds an array to {name} that a later turn changes in place; add a copy"
                 )
-            self._delivered[token] = self._original(token, array)
-        return self._delivered[token]
+        tokens = contents.arrays
+        found = [self._object(t, array) for t, array in zip(tokens, arrays, strict=False)]
+        return self._with_containers(contents.layout.values(found, contents.others), contents)
 
-    def containers(self, values: Sequence[Any], tokens: Tokens) -> list[Any]:
+    def _with_containers(self, values: Sequence[Any], contents: Contents) -> list[Any]:
         """Return values of which lists, dicts and the like are what they were before the loop."""
-        if not tokens.containers:
-            return list(values)
-        found = []
-        for token, value in zip(tokens.containers, values, strict=True):
-            if token is not None and token not in self._delivered:
-                original = self.from_outside(token)
-                is_same = original is not None and _holds_same(original, value)
-                self._delivered[token] = original if is_same else value
-            found.append(value if token is None else self._delivered[token])
+        found = list(values)
+        for place, token in enumerate(contents.containers):
+            if token is not None:
+                value = found[place]
+                if token not in self._found:
+                    original = self.outside(token)
+                    is_same = original is not None and _holds_same(original, value)
+                    self._found[token] = original if is_same else value
+                found[place] = self._found[token]
         return found
 
-    def _original(self, token: Token, array: Any) -> Any:
-        original = self.from_outside(token)
-        return array if original is None else original
+    def _object(self, token: Token, array: Any) -> Any:
+        if token not in self._found:
+            original = self.outside(token)
+            self._found[token] = array if original is None else original
+        return self._found[token]
 
-    def from_outside(self, token: Token) -> Any:
+    def outside(self, token: Token) -> Any:
         """Return the object from outside that a token stands for; None: it is a new one."""
-        if token in self._written:
-            return None
-        if token[0] == "before":
+        kind = None if token in self._written else token[0]
+        if kind == "before":
             return self._before[token[1]]
-        if token[0] == "read":
-            return self._read[token[1]][token[2]]
-        if token[0] == "item" and self._entry is not None:
-            parts = list(_parts(self._entry(token[1]), self._api))
-            return self._delivered.setdefault(token, parts[token[2]])
+        if kind == "read":
+            return self._reads[token[1]][token[2]]
+        if kind == "item" and self._entry is not None:
+            found = list(parts(self._entry(token[1]), self._api))
+            return self._found.setdefault(token, found[token[2]])
         return None
-
-
-def _tokens(
-    values: tuple[Any, ...], arrays: Sequence[Any], token: Callable[[Any], Token]
-) -> Tokens:
-    of_arrays = tuple(map(token, arrays))
-    containers = tuple([token(value) if is_container(value) else None for value in values])
-    some = [each for each in containers if each is not None]
-    if not some:
-        containers = ()
-    is_distinct = len({*of_arrays, *some}) == len(of_arrays) + len(some)
-    return Tokens(of_arrays, containers, is_distinct)
 
 
 def is_container(value: Any) -> bool:
@@ -284,19 +360,16 @@ def _is_container_type(kind: type) -> bool:
     return issubclass(kind, list | dict | deque) or dataclasses.is_dataclass(kind)
 
 
-def _parts(value: Any, api: Values) -> Iterator[Any]:
+def parts(value: Any, api: Values) -> Iterator[Any]:
     """Generate the arrays and containers in a value, itself among them."""
     if api.is_array_type(type(value)):
         yield value
         return
     if is_container(value):
         yield value
-    if isinstance(value, tuple | list):
-        for part in value:
-            yield from _parts(part, api)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _parts(part, api)
+    if isinstance(value, tuple | list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from parts(part, api)
 
 
 def _holds_same(one: Any, other: Any) -> bool:

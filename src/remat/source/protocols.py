@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..errors import LoopTransformError
 
-__all__ = ["Options", "Place", "Runner", "Values"]
+__all__ = ["LoopSite", "Options", "Runner", "Values"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Options:
         return tuple(each.name for each in fields(cls))
 
 
-class Place(NamedTuple):
-    """Where a loop stands."""
+class LoopSite(NamedTuple):
+    """Where a loop stands; its errors."""
 
     filename: str
     line: int

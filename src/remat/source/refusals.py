@@ -1,18 +1,32 @@
-"""Why a loop has to stay as it is: whatever a step function could not do in its place."""
+"""Why a loop has to stay as it is, and what to write instead: all reasons that its code shows.
+
+A loop is transformed only if no reason is found. Reasons that show when it runs are in `runtime`.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from .mutations import find_mutations
-from .names import FUNCTIONS, LOOPS, bound_names, free_names, walk_scope
+from .effects import Mutation, assignments, is_range, part_names
+from .flow import jumps_of
+from .names import (
+    LOOPS,
+    SCOPES,
+    Function,
+    Loop,
+    bound_names,
+    declared_names,
+    free_names,
+    read_names,
+    walk_scope,
+)
 
-__all__ = ["FunctionFacts", "Refusal", "function_facts", "refusal_of"]
+__all__ = ["FunctionFacts", "LoopFacts", "Refusal", "function_facts", "refusal_of"]
 
-Loop = ast.For | ast.While | ast.AsyncFor
 _FRAME_READERS = frozenset({"locals", "vars", "eval", "exec", "dir"})
+_DEEPEST = 6  # nested loops; the code doubles with every level
 
 
 class Refusal(NamedTuple):
@@ -25,118 +39,223 @@ class Refusal(NamedTuple):
 class FunctionFacts(NamedTuple):
     """What holds for all loops of a function."""
 
-    shared: frozenset[str]  # names declared global or nonlocal
-    rebound: frozenset[str]  # names that a nested function declares nonlocal
-    variables: frozenset[str]  # local names but parameters that keep their value
-    closures: tuple[ast.AST, ...]  # nested functions that outlive the statement they are in
-    frame_reader: ast.Call | None  # a call of locals() and the like
-    outermost: dict[ast.AST, Loop]  # for each loop inside of loops, the first of them
+    local: frozenset[str]
+    shared: set[str]  # names declared global or nonlocal
+    rebound: set[str]  # names that a nested function declares nonlocal
+    variables: set[str]  # local names but parameters that keep their value
+    closures: list[ast.AST]  # nested functions that outlive the statement they are in
+    frame_readers: list[ast.Call]  # calls of locals() and the like
+    around: dict[Loop, tuple[ast.AST, ...]]  # every loop, with the loops and `with`s around it
+
+    def loops_around(self, loop: Loop) -> list[Loop]:
+        return [node for node in self.around[loop] if isinstance(node, LOOPS)]
 
 
-def function_facts(function: ast.FunctionDef | ast.AsyncFunctionDef) -> FunctionFacts:
+class LoopFacts(NamedTuple):
+    """What is known of one loop."""
+
+    body: list[ast.AST]  # what runs in every turn
+    mutations: list[Mutation]
+    bound: set[str]
+    state: set[str]
+    exposed: set[str]  # names that may stand for what the function writes to elsewhere
+    uneven: list[str]  # lists to which a turn adds any number of items
+    in_handlers: set[str]
+
+
+def function_facts(
+    function: Function, local: frozenset[str], mutations: list[Mutation]
+) -> FunctionFacts:
     """Find out what holds for all loops of a function."""
-    everything = list(ast.walk(function))
     own = list(walk_scope(function.body))
-    changes = find_mutations(function.body)
-    shared = _declared(own, ast.Global) | _declared(own, ast.Nonlocal)
+    everywhere = [node for node in ast.walk(function) if isinstance(node, ast.Nonlocal)]
     return FunctionFacts(
-        frozenset(shared),
-        frozenset(_declared(everything, ast.Nonlocal) - _declared(own, ast.Nonlocal)),
-        frozenset(bound_names(function.body) | {each.name for each in changes if each.name}),
-        tuple(n for n in own if isinstance(n, (*FUNCTIONS, ast.ClassDef, ast.GeneratorExp))),
-        next((n for n in own if isinstance(n, ast.Call) and _reads_frame(n)), None),
-        _outermost_loops(function.body),
+        local,
+        declared_names(function.body, ast.Global, ast.Nonlocal),
+        declared_names(everywhere, ast.Nonlocal) - declared_names(function.body, ast.Nonlocal),
+        bound_names(function.body) | {each.name for each in mutations if each.name},
+        [node for node in own if isinstance(node, (*SCOPES, ast.GeneratorExp))],
+        [node for node in own if isinstance(node, ast.Call) and _reads_frame(node)],
+        dict(_nested_loops(function)),
     )
 
 
-def refusal_of(loop: Loop, facts: FunctionFacts) -> Refusal | None:
-    """Return the first reason to leave a loop as it is, from its syntax alone."""
-    return next(_refusals(loop, facts), None)
+def _nested_loops(
+    node: ast.AST, around: tuple[ast.AST, ...] = ()
+) -> Iterator[tuple[Loop, tuple[ast.AST, ...]]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, LOOPS):
+            yield child, around
+        if not isinstance(child, SCOPES):
+            is_around = isinstance(child, (*LOOPS, ast.With))
+            yield from _nested_loops(child, (*around, child) if is_around else around)
 
 
-def _refusals(loop: Loop, facts: FunctionFacts) -> Iterator[Refusal]:
+def _reads_frame(node: ast.Call) -> bool:
+    name = node.func.id if isinstance(node.func, ast.Name) else ""
+    return name in _FRAME_READERS and not (name in ("vars", "dir") and node.args)
+
+
+def refusal_of(loop: Loop, function: FunctionFacts, facts: LoopFacts) -> Refusal | None:
+    """Return the first reason to leave a loop as it is."""
+    reasons = (_of_syntax, _of_names, _of_closures, _of_jumps, _of_mutations, _of_objects)
+    found = (refusal for reason in reasons for refusal in reason(loop, function, facts))
+    return next(found, None)
+
+
+Refusals = Iterator[Refusal]
+
+
+def _of_syntax(loop: Loop, function: FunctionFacts, facts: LoopFacts) -> Refusals:
     if isinstance(loop, ast.AsyncFor):
-        yield Refusal(loop.lineno, "async for: a step cannot wait")
-    if facts.frame_reader is not None:
-        name = ast.unparse(facts.frame_reader.func)
-        yield Refusal(
-            facts.frame_reader.lineno, f"the function calls {name}(), which sees its frame"
-        )
+        yield Refusal(loop.lineno, "async for: a step cannot wait; make a list before the loop")
+    for call in function.frame_readers:
+        words = f"the function calls {ast.unparse(call.func)}(), which sees its frame"
+        yield Refusal(call.lineno, f"{words}: name the variables instead")
     if isinstance(loop, ast.For):
-        yield from _of_target(loop.target)
-    for node in walk_scope([*loop.body, *_head(loop)]):
-        yield from _of_node(node)
-    yield from _of_names(loop, facts)
-    yield from _of_closures(loop, facts)
-    yield from _of_jumps(loop.body)
+        for node in ast.walk(loop.target):
+            if isinstance(node, ast.Attribute | ast.Subscript):
+                words = f"the loop variable is {ast.unparse(loop.target)}, not a name: use a name"
+                yield Refusal(loop.lineno, words)
+    for node in walk_scope(facts.body):
+        words = _words_of_statement(node)
+        if words:
+            yield Refusal(getattr(node, "lineno", loop.lineno), words)
+    if len(function.loops_around(loop)) > _DEEPEST:
+        words = f"it lies in {_DEEPEST} other loops: move it to a function of its own"
+        yield Refusal(loop.lineno, words)
 
 
-def _head(loop: Loop) -> list[ast.AST]:
-    return [loop.test] if isinstance(loop, ast.While) else []
-
-
-def _of_target(target: ast.expr) -> Iterator[Refusal]:
-    for node in ast.walk(target):
-        if isinstance(node, ast.Attribute | ast.Subscript):
-            yield Refusal(target.lineno, f"the loop variable is {ast.unparse(target)}, not a name")
-
-
-def _of_node(node: ast.AST) -> Iterator[Refusal]:
-    line = getattr(node, "lineno", 0)
+def _words_of_statement(node: ast.AST) -> str:
     match node:
         case ast.Yield() | ast.YieldFrom():
-            yield Refusal(line, "yield in its body")
-        case ast.Await() | ast.AsyncFor() | ast.AsyncWith():
-            yield Refusal(line, "await in its body")
-        case ast.comprehension(is_async=1):
-            yield Refusal(node.iter.lineno, "await in its body")
+            return "yield in its body: append to a list, and yield after the loop"
+        case ast.Await() | ast.AsyncFor() | ast.AsyncWith() | ast.comprehension(is_async=1):
+            return "await in its body: await before the loop, or after it"
         case ast.Delete():
-            yield Refusal(line, f"{ast.unparse(node)} in its body")
+            return f"{ast.unparse(node)} in its body: assign None instead"
         case ast.ClassDef(name=name):
-            yield Refusal(line, f"its body defines the class {name}")
+            return f"its body defines the class {name}: define it before the loop"
         case ast.Global(names=names) | ast.Nonlocal(names=names):
-            yield Refusal(line, f"its body declares {', '.join(names)} global or nonlocal")
+            return f"its body declares {', '.join(names)} global or nonlocal: use a local variable"
+    return ""
 
 
-def _of_names(loop: Loop, facts: FunctionFacts) -> Iterator[Refusal]:
-    bound = bound_names([loop])
-    for name in sorted(bound & facts.shared):
-        yield Refusal(loop.lineno, f"its body writes to {name}, which is global or nonlocal")
+def _of_names(loop: Loop, function: FunctionFacts, facts: LoopFacts) -> Refusals:
+    for name in sorted(bound_names([loop]) & function.shared):
+        words = f"its body writes to {name}, which is global or nonlocal"
+        yield Refusal(loop.lineno, f"{words}: use a local variable, and assign it after the loop")
     used = {node.id for node in ast.walk(loop) if isinstance(node, ast.Name)}
-    for name in sorted(used & facts.rebound):
-        yield Refusal(loop.lineno, f"a nested function rebinds {name} (nonlocal), which it uses")
+    for name in sorted(used & function.rebound):
+        words = f"a nested function rebinds {name} (nonlocal), which it uses: return the new value"
+        yield Refusal(loop.lineno, words)
+    changed = {each.name for each in facts.mutations if each.name}
+    for name in sorted(facts.in_handlers & (facts.bound | changed)):
+        words = f"an except or finally clause around it reads {name}, which it binds"
+        yield Refusal(loop.lineno, f"{words}: read another variable there")
 
 
-def _of_closures(loop: Loop, facts: FunctionFacts) -> Iterator[Refusal]:
+def _of_jumps(loop: Loop, function: FunctionFacts, facts: LoopFacts) -> Refusals:
+    for jump in jumps_of(loop.body):
+        word = type(jump.node).__name__.lower()
+        if jump.inside == "try":
+            words = f"{word} inside of try: set a flag there, and {word} after it"
+            yield Refusal(jump.node.lineno, words)
+        elif jump.inside == "with" and isinstance(jump.node, ast.Return):
+            value = jump.node.value
+            parts = value.elts if isinstance(value, ast.Tuple) else [value]
+            if not all(isinstance(each, ast.Name | ast.Constant | None) for each in parts):
+                words = "return of an expression inside of with: assign it to a variable first"
+                yield Refusal(jump.node.lineno, words)
+
+
+# -- objects -----------------------------------------------------------------------------------
+
+
+def _of_mutations(loop: Loop, function: FunctionFacts, facts: LoopFacts) -> Refusals:
+    """Find changes in place that would happen again, or that another object would not see."""
+    for each in facts.mutations:
+        line = getattr(each.node, "lineno", loop.lineno)
+        if each.name is None:
+            yield Refusal(line, f"its body {each.how}, an object from outside: use a variable")
+        elif each.name not in function.local:
+            words = f"its body {each.how}, which is no local variable: change it after the loop"
+            yield Refusal(line, words)
+    changed = {each.name for each in facts.mutations if each.name}
+    parts = part_names(facts.body, or_whole=True)
+    if isinstance(loop, ast.For):
+        parts |= set() if is_range(loop.iter) else bound_names(loop.target)
+        visibly = {each.name for each in facts.mutations if not each.is_augmented}
+        for name in sorted(read_names(loop.iter) & visibly):
+            words = f"its body changes {name}, which it iterates over: iterate over a copy"
+            yield Refusal(loop.lineno, words)
+    for name in sorted(changed & parts):
+        words = f"its body changes {name} in place, which may be part of another object"
+        yield Refusal(loop.lineno, f"{words}: change a copy")
+
+
+def _of_objects(loop: Loop, function: FunctionFacts, facts: LoopFacts) -> Refusals:
+    """Find what a state or an output cannot hold."""
+    for name in facts.uneven:
+        words = f"turns may add any number of items to {name}"
+        yield Refusal(loop.lineno, f"{words}: append one tuple in each turn")
+    for name in sorted(facts.state & part_names(facts.body, or_whole=False) & facts.exposed):
+        words = f"its body binds {name} to what may be a part of another object, and the function"
+        yield Refusal(loop.lineno, f"{words} may write to one of them: take a copy")
+    named: list[tuple[set[str], ast.AST]] = [
+        (bound_names(target), value)
+        for target, value in assignments(loop.body)
+        if isinstance(value, ast.Lambda)
+    ]
+    named += [({n.name}, n) for n in walk_scope(loop.body) if isinstance(n, ast.FunctionDef)]
+    for names, closure in named:
+        for name in sorted(names & facts.state):
+            if free_names(closure) & facts.bound:
+                words = f"the nested function {name} outlives a turn: define it after the loop"
+                yield Refusal(getattr(closure, "lineno", loop.lineno), words)
+
+
+# -- nested functions --------------------------------------------------------------------------
+
+
+def _of_closures(loop: Loop, function: FunctionFacts, facts: LoopFacts) -> Refusals:
     """Nested functions see variables as they change; a step has variables of its own."""
     bound = bound_names([loop])
     inside = set(map(id, ast.walk(loop)))
     passed = _passed_on(loop)
-    for closure in facts.closures:
-        is_kept = id(closure) in inside and id(closure) not in passed
+    outermost = next(iter(function.loops_around(loop)), loop)
+    for closure in function.closures:
+        is_inside = id(closure) in inside
+        is_kept = is_inside and id(closure) not in passed
         # One that is kept sees what any variable holds when it is called.
-        shared = sorted(free_names(closure) & (facts.variables if is_kept else bound))
-        if not shared:
-            continue
-        line, what = getattr(closure, "lineno", 0), _name_of(closure)
-        if id(closure) not in inside:
-            # One that is made after the loop sees what the loop has left.
-            around = facts.outermost.get(loop, loop)
-            if isinstance(closure, ast.GeneratorExp) or line > (around.end_lineno or 0):
-                continue
-            yield Refusal(line, f"{what} refers to {shared[0]}, which the loop binds")
-        elif is_kept:
-            yield Refusal(line, f"{what} in its body refers to {shared[0]} and may be kept")
+        shared = sorted(free_names(closure) & (function.variables if is_kept else bound))
+        line, what = getattr(closure, "lineno", 0), _words_of_closure(closure)
+        if shared and is_kept:
+            words = f"{what} in its body refers to {shared[0]} and may be kept"
+            yield Refusal(line, f"{words}: call it in the body, or make it after the loop")
+        # One that is made after the loop sees what the loop has left.
+        is_after = isinstance(closure, ast.GeneratorExp) or line > (outermost.end_lineno or 0)
+        if shared and not is_inside and not is_after:
+            words = f"{what} refers to {shared[0]}, which the loop binds: pass it as an argument"
+            yield Refusal(line, words)
+
+
+def _words_of_closure(closure: ast.AST) -> str:
+    name = getattr(closure, "name", None)
+    if name is not None:
+        return f"the nested function {name}"
+    return "a generator expression" if isinstance(closure, ast.GeneratorExp) else "a lambda"
 
 
 def _passed_on(loop: Loop) -> set[int]:
-    """Nested functions that are just called, or handed to a call: they end with the step."""
+    """Return the nested functions that are just called, or handed to a call for its result."""
     parents = {id(child): node for node in ast.walk(loop) for child in ast.iter_child_nodes(node)}
-    kept: set[str] = set()
-    for node in ast.walk(loop):
-        is_read = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-        if is_read and not _is_of_call(node, parents):
-            kept.add(node.id)  # type: ignore[attr-defined]
+    kept = {
+        node.id
+        for node in ast.walk(loop)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        if _call_of(node, parents) is None
+    }
     found: set[int] = set()
     for node in walk_scope(loop.body):
         match node:
@@ -144,118 +263,39 @@ def _passed_on(loop: Loop) -> set[int]:
                 found.add(id(node))
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Lambda()) if name not in kept:
                 found.add(id(node.value))
-            case ast.Lambda() | ast.GeneratorExp() if _is_of_call(node, parents):
-                if not _is_kept_by_call(node, parents):
+            case ast.Lambda() | ast.GeneratorExp():
+                call = _call_of(node, parents)
+                if call is not None and not _may_keep(call, node, parents):
                     found.add(id(node))
     return found
 
 
-def _is_kept_by_call(node: ast.AST, parents: dict[int, ast.AST]) -> bool:
+def _call_of(node: ast.AST, parents: dict[int, ast.AST]) -> ast.Call | None:
+    """Return the call that a node is a part of: as what is called, or as an argument."""
+    parent = parents.get(id(node))
+    if isinstance(parent, ast.keyword):
+        parent = parents.get(id(parent))
+    return parent if isinstance(parent, ast.Call) else None
+
+
+def _may_keep(call: ast.Call, closure: ast.AST, parents: dict[int, ast.AST]) -> bool:
     """Say whether a call that gets a function may keep it.
 
     One that is a statement is there for its effect: fs.append(lambda: …). So is one around it, as
     in fs.append(partial(lambda: …)), unless the function is a keyword: sorted(…, key=lambda: …).
     """
-    parent = parents[id(node)]
-    if isinstance(parent, ast.keyword):
-        parent = parents[id(parent)]
-        return _is_statement(parent, parents)
-    if isinstance(node, ast.GeneratorExp):
-        # What these get they go through at once.
-        consumes = getattr(parent.func, "attr", "") in ("extend", "update")  # type: ignore[attr-defined]
-        return _is_statement(parent, parents) and not consumes
-    outer: ast.AST | None = parent
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    is_statement = isinstance(parents.get(id(call)), ast.Expr)
+    if isinstance(parents[id(closure)], ast.keyword):
+        return is_statement
+    if isinstance(closure, ast.GeneratorExp):  # which `extend` goes through at once
+        return is_statement and name not in ("extend", "update")
+    outer: ast.AST | None = call
     while isinstance(outer, ast.expr | ast.keyword):
-        if _is_partial(outer) or _is_statement(outer, parents):
+        function = getattr(outer, "func", None)
+        if getattr(function, "attr", getattr(function, "id", "")) == "partial":
+            return True
+        if isinstance(parents.get(id(outer)), ast.Expr):
             return True
         outer = parents.get(id(outer))
     return False
-
-
-def _is_partial(node: ast.AST) -> bool:
-    function = node.func if isinstance(node, ast.Call) else None
-    return getattr(function, "attr", getattr(function, "id", "")) == "partial"
-
-
-def _is_statement(node: ast.AST, parents: dict[int, ast.AST]) -> bool:
-    return isinstance(parents.get(id(node)), ast.Expr)
-
-
-def _is_of_call(node: ast.AST, parents: dict[int, ast.AST]) -> bool:
-    parent = parents.get(id(node))
-    if isinstance(parent, ast.keyword):
-        parent = parents.get(id(parent))
-    return isinstance(parent, ast.Call)
-
-
-def _name_of(closure: ast.AST) -> str:
-    name = getattr(closure, "name", None)
-    if name is not None:
-        return f"the nested function {name}"
-    return "a generator expression" if isinstance(closure, ast.GeneratorExp) else "a lambda"
-
-
-# -- jumps -------------------------------------------------------------------------------------
-
-
-def _of_jumps(body: Sequence[ast.stmt], *, inner: bool = False) -> Iterator[Refusal]:
-    """Find jumps out of the step that would pass through `try` or `with`."""
-    for node in body:
-        if isinstance(node, ast.Try | ast.TryStar):
-            for jump in _jumps(_blocks(node), inner=inner):
-                word = type(jump).__name__.lower()
-                yield Refusal(jump.lineno, f"{word} inside of try")
-        elif isinstance(node, ast.With):
-            for jump in _jumps([node.body], inner=inner):
-                if isinstance(jump, ast.Return) and not _is_simple(jump.value):
-                    yield Refusal(jump.lineno, "return of an expression inside of with")
-            yield from _of_jumps(node.body, inner=inner)
-        elif not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-            for block in _blocks(node):
-                yield from _of_jumps(block, inner=inner or isinstance(node, LOOPS))
-
-
-def _jumps(blocks: Iterable[Sequence[ast.stmt]], *, inner: bool) -> Iterator[ast.stmt]:
-    """Generate the statements that leave the step: return, and break and continue of this loop."""
-    for block in blocks:
-        for node in block:
-            is_jump = isinstance(node, ast.Break | ast.Continue)
-            if isinstance(node, ast.Return) or (is_jump and not inner):
-                yield node
-            elif not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-                yield from _jumps(_blocks(node), inner=inner or isinstance(node, LOOPS))
-
-
-def _blocks(node: ast.stmt) -> list[list[ast.stmt]]:
-    blocks = [getattr(node, field, []) for field in ("body", "orelse", "finalbody")]
-    blocks += [handler.body for handler in getattr(node, "handlers", [])]
-    blocks += [case.body for case in getattr(node, "cases", [])]
-    return [block for block in blocks if isinstance(block, list)]
-
-
-def _is_simple(value: ast.expr | None) -> bool:
-    if isinstance(value, ast.Tuple):
-        return all(map(_is_simple, value.elts))
-    return value is None or isinstance(value, ast.Name | ast.Constant)
-
-
-def _outermost_loops(body: Iterable[ast.stmt]) -> dict[ast.AST, Loop]:
-    found: dict[ast.AST, Loop] = {}
-    for node in walk_scope(body):
-        if isinstance(node, LOOPS) and node not in found:
-            found |= {inner: node for inner in walk_scope(node) if isinstance(inner, LOOPS)}
-    return found
-
-
-def _declared(nodes: Iterable[ast.AST], kind: type[ast.Global] | type[ast.Nonlocal]) -> set[str]:
-    return set().union(*(set(node.names) for node in nodes if isinstance(node, kind)))
-
-
-def _reads_frame(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in _FRAME_READERS
-        and (node.func.id != "vars" or not node.args)
-        and (node.func.id != "dir" or not node.args)
-    )

@@ -1,34 +1,40 @@
-"""What generated code calls: loops that run plainly at first, and then as steps.
+"""What generated code calls: loops that run in their own code at first, and then as steps.
 
-A loop is *due* for a look before each of its first turns. It is taken over when something that goes
-from turn to turn is being differentiated, enough turns are left, and its variables hold the same
-kinds of values as in the turn before. Until then, and if that never happens, its own code runs.
+Before each of its first turns a loop checks whether the rest of it can run as steps: something that
+goes from turn to turn is being differentiated, enough turns are left, and its variables hold the
+same kinds of values as in the turn before. Until then, and if that never happens, its own code
+runs.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .. import trees
 from ..errors import LoopTransformError, RematWarning
-from .analysis import LoopPlan
-from .frames import BareFrame, Frame
-from .identity import Origins
-from .iterables import Items, items_of, lazy
-from .kept import Kept, loses_gradients
-from .layouts import UNBOUND, Layout, spare_room, take_apart
-from .outputs import Outputs, StoreLog
-from .protocols import Options, Place, Runner, Values
+from .analysis import LoopSpec
+from .frames import (
+    BareFrame,
+    Frame,
+    LoopOutputs,
+    StoreLog,
+    held_arrays,
+    is_object,
+    loses_gradients,
+)
+from .identity import UNBOUND, Layout, LoopResults, StepObjects, take_apart
+from .iterables import items_of, lazy
+from .protocols import LoopSite, Options, Runner, Values
 
 __all__ = ["Runtime"]
 
-_TRIES = 16  # turns with a look before each; after that only some have one
-_UNSTABLE = 8  # looks that find other kinds of values than the one before
+_CHECKS = 16  # turns with a check before each; after that only some have one
 _FIRST_STRETCH = 16
 _CHANGEABLE = (list, dict, set, bytearray, deque, StoreLog)
 _FIXED = (bool, int, float, complex, str, bytes, tuple, frozenset, range, type(None))
@@ -39,7 +45,7 @@ class Runtime:
 
     def __init__(
         self,
-        plans: Mapping[int, LoopPlan],
+        specs: Mapping[int, LoopSpec],
         filename: str,
         options: Options,
         values: Values,
@@ -48,65 +54,73 @@ class Runtime:
         strict: bool,
     ) -> None:
         self.unbound = UNBOUND
-        self.plans = plans
+        self.specs = specs
+        self.filename = filename
         self.options = options
         self.values = values
         self.runner = runner
-        self._filename = filename
-        self.is_strict = strict
-        self._refused: set[int] = set()
+        self.strict = strict
+        self.refused: set[int] = set()
 
-    def for_loop(self, number: int, iterable: Any) -> ForLoop | CompiledFor:
+    def for_loop(self, number: int, iterable: Any) -> ForLoop | CompiledLoop:
         if self.values.is_compiling():
-            return CompiledFor(iterable)
-        return ForLoop(self, self.plans[number], iterable)
+            return CompiledLoop(iterable)
+        return ForLoop(self, self.specs[number], iterable)
 
-    def while_loop(self, number: int) -> WhileLoop | CompiledWhile:
-        if self.values.is_compiling():
-            return CompiledWhile()
-        return WhileLoop(self, self.plans[number])
+    def while_loop(self, number: int) -> WhileLoop | CompiledLoop:
+        return CompiledLoop() if self.values.is_compiling() else WhileLoop(self, self.specs[number])
 
     def lazy(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         if self.values.is_compiling():
             return function(*args, **kwargs)
         return lazy(self.values, function, *args, **kwargs)
 
-    def place(self, plan: LoopPlan) -> Place:
-        return Place(self._filename, plan.line)
 
-    def refuse(self, plan: LoopPlan, reason: str) -> None:
-        """Say, once, that a loop stays as it is."""
-        words = self.place(plan).words(reason)
-        if self.is_strict:
-            raise LoopTransformError(words)
-        if plan.number not in self._refused:
-            self._refused.add(plan.number)
-            words += "; it runs without checkpoints"
-            warnings.warn_explicit(words, RematWarning, self._filename, plan.line)
+class CompiledLoop:
+    """A loop in code that a compiler traces: it decides itself what to recompute."""
+
+    check_now = False
+    is_running = True
+
+    def __init__(self, iterable: Any = None) -> None:
+        self._iterable = iterable
+
+    def items(self) -> Any:
+        return self._iterable
 
 
-class _Loop:
+class _LoopRun:
     """One run of a loop."""
 
-    def __init__(self, runtime: Runtime, plan: LoopPlan, options: Options) -> None:
+    def __init__(self, runtime: Runtime, spec: LoopSpec, options: Options) -> None:
         self._runtime = runtime
-        self._plan = plan
+        self._spec = spec
         self._options = options
+        self._api = runtime.values
+        self._at = LoopSite(runtime.filename, spec.line)
+        self._items: Any = None
         self._turn = 0  # that comes next
-        self._items: Items | None = None
-        self._seen: Layout | None = None  # kinds of the values, at the last look
-        self._lengths: list[int] | None = None  # of lists, at the last look
-        self._first_lengths: list[int] | None = None
-        self._examples: list[list[Any]] = [[] for _ in plan.outputs]
-        self._age = 0  # looks since the first one
-        self._changes = 0  # looks that found values of other kinds
+        self._is_open_ended = True  # it may end before its last turn
+        self._never = False  # it stays in its own code
+        self.is_running = True
+        self._layout: Layout | None = None  # of the values, at the last check
+        self._lengths: tuple[int, list[int]] | None = None  # of lists; with the turn of the check
+        self._examples: list[list[Any]] = [[] for _ in spec.outputs]  # what a turn adds to lists
+        self._delays = 0  # checks that found something to wait for
         self._like: Any = None  # an array that is tracked
-        self._is_waiting = False  # for a list to be added to
-        self._never = False
-        self._taken: tuple[tuple[Any, ...], Sequence[Any]] | None = None
-        self._is_closed = False
+        self._taken: tuple[tuple[Any, ...], Sequence[Any]] = (), ()
 
-    # -- whether to take over ------------------------------------------------------------------
+    @property
+    def _left(self) -> float:
+        """The number of turns that are left, infinite if it is not known."""
+        raise NotImplementedError
+
+    def _is_time(self, since: int = 0) -> bool:
+        """Say whether to check before this turn; `since`: the turn with the first check."""
+        age = self._turn - since
+        return not self._never and age >= 0 and (age <= _CHECKS or not age & (age - 1))
+
+    # -- whether the rest can run as steps -----------------------------------------------------
 
     def take(self, given: tuple[Any, ...]) -> bool:
         """Decide whether the rest of the loop runs as steps.
@@ -118,268 +132,179 @@ class _Loop:
             self._never = True
             return False
         shared = self._shared(given)  # first of all: it counts references
-        count = len(self._plan.state)
+        count = len(self._spec.state)
         values, targets = given[:count], given[count:]
-        self._track(targets)
+        self._note_additions(targets)
         if not self._is_tracked(values, targets):
             return False
         reason = shared or self._unsuitable(values, targets) or self._with_objects(values)
-        reason = reason or self._without_example(targets)
+        if reason is None:
+            for output, target in zip(self._spec.outputs, targets, strict=True):
+                values += tuple(target[-output.window :]) if output.window else ()
+            delay = self._reason_to_wait(values, targets)
+            if delay is None:
+                self._taken = values, targets
+                return True
+            self._delays += 1
+            reason = delay if self._delays > _CHECKS else None
         if reason is not None:
             self._never = True
-            self._runtime.refuse(self._plan, reason)
-            return False
-        values += self._windows(targets)
-        if self._is_waiting or not self._is_settled(values):
-            return False
-        self._taken = values, targets
-        return True
+            self._refuse(reason)
+        return False
 
-    @property
-    def _left(self) -> float:
-        """The number of turns that are left, infinite if it is not known."""
-        raise NotImplementedError
-
-    @property
-    def _is_open_ended(self) -> bool:
-        """Whether the loop may end before its last turn."""
-        raise NotImplementedError
-
-    def _is_time(self, since: int = 0) -> bool:
-        """Say whether to have a look before this turn; `since`: the turn with the first one."""
-        age = self._turn - since
-        return not self._never and age >= 0 and (age <= _TRIES or not age & (age - 1))
+    def _refuse(self, reason: str) -> None:
+        """Say, once, that a loop stays as it is."""
+        runtime, words = self._runtime, self._at.words(reason)
+        if runtime.strict:
+            raise LoopTransformError(words)
+        if self._spec.number not in runtime.refused:
+            runtime.refused.add(self._spec.number)
+            words += "; it runs without checkpoints"
+            warnings.warn_explicit(words, RematWarning, *self._at)
 
     def _is_tracked(self, values: tuple[Any, ...], targets: Sequence[Any]) -> bool:
-        newest = tuple(each[-1] for each in targets if type(each) is list and each)
-        leaves = _leaves((values, newest, tuple(filter(self._is_array, targets))))
-        self._like = next(filter(self._runtime.values.is_tracked, leaves), None)
+        newest = [each[-1] for each in targets if type(each) is list and each]
+        leaves = _leaves((values, newest, list(filter(self._is_array, targets))))
+        self._like = next(filter(self._api.is_tracked, leaves), None)
         return self._like is not None
 
-    def _is_array(self, value: Any) -> bool:
-        return self._runtime.values.is_array_type(type(value))
+    def _note_additions(self, targets: Sequence[Any]) -> None:
+        """Note what the last turn has added to lists: examples of its outputs."""
+        before, lengths = self._lengths, [_length(each) for each in targets]
+        if before is not None and before[0] == self._turn - 1:
+            for place, length in enumerate(before[1]):
+                if lengths[place] - length > len(self._examples[place]):
+                    self._examples[place] = targets[place][length:]
+        self._lengths = self._turn, lengths
 
-    def _track(self, targets: Sequence[Any]) -> None:
-        """Note what turns add to lists: examples of their outputs."""
-        lengths = [len(each) if type(each) is list else 0 for each in targets]
-        self._age = 0 if self._lengths is None else self._age + 1
-        if self._first_lengths is None:
-            self._first_lengths = lengths
-        if self._lengths is not None and self._age <= _TRIES:
-            for place, before in enumerate(self._lengths):
-                if lengths[place] - before > len(self._examples[place]):
-                    self._examples[place] = targets[place][before:]
-        self._lengths = lengths
-
-    def _without_example(self, targets: Sequence[Any]) -> str | None:
-        """Look for a list whose items are not known yet, or are too few to look back on."""
-        self._is_waiting = False
-        for output, target, example in zip(
-            self._plan.outputs, targets, self._examples, strict=True
-        ):
-            if output.kind == "list" and (len(target) < output.window or not example):
-                self._is_waiting = True
-                if self._age > _TRIES:
-                    return f"its first {_TRIES} turns did not add to {output.name}"
-        return None
-
-    def _windows(self, targets: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the last items of lists that turns look back on."""
-        found: list[Any] = []
-        for output, target in zip(self._plan.outputs, targets, strict=True):
-            if output.window:
-                found += target[-output.window :]
-        return tuple(found)
+    def _reason_to_wait(self, values: tuple[Any, ...], targets: Sequence[Any]) -> str | None:
+        """Look for what is not known yet: what a turn adds to a list, what variables hold."""
+        for each, target, example in zip(self._spec.outputs, targets, self._examples, strict=True):
+            if each.kind == "list" and (len(target) < each.window or not example):
+                return f"its first turns did not add to {each.name}: add to it in each turn"
+        layout, _, others = take_apart(values, self._api, numbers=False)
+        before, self._layout = self._layout, layout
+        is_known = before is not None and before[:3] == layout[:3]
+        if is_known or (not others and layout.structure is None):
+            return None
+        return (
+            "what its variables hold is of another structure in every turn: append to a list "
+            "instead"
+        )
 
     def _shared(self, given: Sequence[Any]) -> str | None:
         """Name an object that changes in place and that something else refers to, too."""
-        plan, api = self._plan, self._runtime.values
-        names = [*plan.state, *(each.name for each in plan.outputs)]
-        changed = plan.changed | {each.name for each in plan.outputs}
+        spec = self._spec
+        names = [*spec.state, *(each.name for each in spec.outputs)]
+        changed = spec.changed.union(each.name for each in spec.outputs) - spec.unbound
         for place, name in enumerate(names):
-            if name not in changed or name in plan.unbound:
+            if name not in changed or isinstance(given[place], _FIXED):
                 continue
-            is_fixed = isinstance(given[place], _FIXED)
-            if is_fixed or not _is_changeable(given[place], api):
+            if not (self._is_array(given[place]) or type(given[place]) in _CHANGEABLE):
                 continue
-            references = sys.getrefcount(given[place])
-            if references > _ONE_VARIABLE:  # (those that lists of outputs hold are followed)
-                references -= self._times_stored(place, given)
-            if references > _ONE_VARIABLE or api.is_seen_elsewhere(given[place]):
+            is_shared = sys.getrefcount(given[place]) > _ONE_VARIABLE
+            if is_shared or self._api.is_seen_elsewhere(given[place]):
                 return (
                     f"its body changes {name} in place, and something else refers to it, too: "
                     "change a copy"
                 )
         return None
 
-    def _times_stored(self, place: int, given: Sequence[Any]) -> int:
-        """Count the references to a value that turns have put into lists of outputs."""
-        count = sum(item is given[place] for items in self._examples for item in items)
-        for at, before in enumerate(self._first_lengths or (), len(self._plan.state)):
-            if type(given[at]) is list:
-                count += sum(item is given[place] for item in given[at][before:])
-        return count
+    def _is_array(self, value: Any) -> bool:
+        return self._api.is_array_type(type(value))
 
     def _unsuitable(self, values: Sequence[Any], targets: Sequence[Any]) -> str | None:
-        plan, api = self._plan, self._runtime.values
+        """Look for an object that steps cannot iterate over, change or add to."""
+        spec = self._spec
         if self._items is not None and self._items.length is None:
             return (
                 f"it iterates over a {self._items.what}, whose items cannot be asked for again: "
                 "iterate over list(…)"
             )
-        for name, value in zip(plan.state, values, strict=True):
-            if name not in plan.changed or isinstance(value, _FIXED) or value is UNBOUND:
+        for name, value in zip(spec.state, values, strict=True):
+            if name not in spec.changed or isinstance(value, _FIXED) or value is UNBOUND:
                 continue
-            if name in plan.unbound:
-                return f"its body changes {name} in place, which may have no value before it"
-            is_array = api.is_array_type(type(value))
-            if not is_array and (name in plan.deeply or type(value) not in _CHANGEABLE):
-                return f"its body changes {name} in place, a {type(value).__name__}"
-        for output, target in zip(plan.outputs, targets, strict=True):
-            if not self._can_collect(output.kind, target):
-                return f"its body changes {output.name} in place, a {type(target).__name__}"
-        if self._is_open_ended:
-            return self._runtime.runner.can_run_while(self._options)
-        return None
+            if name in spec.unbound:
+                return (
+                    f"its body changes {name} in place, which may have no value before it: assign "
+                    "it before the loop"
+                )
+            is_kind = type(value) in _CHANGEABLE and name not in spec.deeply
+            if not (is_kind or self._is_array(value)):
+                return (
+                    f"its body changes {name} in place, a {type(value).__name__}: assign a new one"
+                )
+        for output, target in zip(spec.outputs, targets, strict=True):
+            kinds = (list,) if output.kind == "list" else (list, dict, StoreLog)
+            is_array = output.kind == "store" and self._is_array(target)
+            if not (is_array or type(target) in kinds):
+                return (
+                    f"its body changes {output.name} in place, a {type(target).__name__}: use a "
+                    "list"
+                )
+        return self._runtime.runner.can_run_while(self._options) if self._is_open_ended else None
 
     def _with_objects(self, values: Sequence[Any]) -> str | None:
         """Name a variable or a list with an object that gradients would not flow through."""
-        named = [*zip(self._plan.state, values, strict=True)]
-        named += zip((each.name for each in self._plan.outputs), self._examples, strict=True)
-        for name, value in named:
-            if any(loses_gradients(leaf, self._runtime.values) for leaf in _leaves(value)):
+        named: list[tuple[str, Any]] = [*zip(self._spec.state, values, strict=True)]
+        outputs = (each.name for each in self._spec.outputs)
+        for name, value in [*named, *zip(outputs, self._examples, strict=True)]:
+            if any(loses_gradients(leaf, self._api) for leaf in _leaves(value)):
                 return (
                     f"{name} holds an object with arrays, or that makes some: a state or a result "
                     "is an array or a tuple, list, dict or dataclass of them"
                 )
         return None
 
-    def _can_collect(self, kind: str, target: Any) -> bool:
-        if kind == "list":
-            return type(target) is list
-        is_array = self._runtime.values.is_array_type(type(target))
-        return is_array or type(target) in (list, dict, StoreLog)
-
-    def _is_settled(self, values: tuple[Any, ...]) -> bool:
-        """Say whether the values are of the kinds that they were of at the last look."""
-        layout, _, others = take_apart(values, self._runtime.values, numbers=False)
-        before, self._seen = self._seen, layout
-        is_known = before is not None and before[:3] == layout[:3]
-        if is_known or (not others and layout.structure is None):
-            return True
-        self._changes += 1
-        if self._changes > _UNSTABLE:
-            self._never = True
-            self._runtime.refuse(
-                self._plan, "what its variables hold is of another structure in every turn"
-            )
-        return False
-
     # -- running as steps ----------------------------------------------------------------------
 
     def run(self, make: Callable[..., Any], *reads: Any) -> tuple[Any, ...]:
         """Run the rest of the loop; return how it was left and the values of its variables."""
-        assert self._taken is not None
-        (values, targets), self._taken = self._taken, None
+        spec, api, at, items = self._spec, self._api, self._at, self._items
+        (values, targets), self._taken = self._taken, ((), ())
         sources: list[Any] = []
         scanned: list[Any] = []
-        if self._items is not None and self._plan.needs_item:
-            self._items.prepare(self._turn, sources, scanned, self._runtime.values)
-        place, plan = self._runtime.place(self._plan), self._plan
-        views_matter = plan.is_exposed or bool(plan.changed)
-        origins = Origins(self._runtime.values, place, views_matter=views_matter)
-        frame, outputs, state = self._frame(values, targets, scanned, origins)
-        kept = Kept(
-            zip(self._plan.reads, reads, strict=True), self._plan.volatile, self._runtime.values
+        if items is not None and spec.needs_item:
+            items.prepare(self._turn, sources, scanned, api)
+        numbers = any(map(api.is_traced_number, _leaves(values)))
+        views_matter = spec.is_exposed or bool(spec.changed)
+        objects = StepObjects(api, at, numbers=numbers, views_matter=views_matter)
+        outputs = None
+        if spec.outputs:
+            examples = [
+                None if each.kind == "store" else seen + seen[-1:] * ((each.most or 0) - len(seen))
+                for each, seen in zip(spec.outputs, self._examples, strict=True)
+            ]
+            outputs = LoopOutputs(spec, examples, objects, api, at, numbers=numbers)
+        needs_step = items is not None and spec.needs_item and items.needs_step
+        is_bare = spec.is_bare and not needs_step and self._is_array(values[0])
+        frame = (BareFrame if is_bare else Frame)(
+            *(spec, objects, items, outputs, api, at),
+            last=None if math.isinf(self._left) else self._turn + int(self._left),
+            numbers=numbers,
+            scans=bool(scanned) or (outputs is not None and outputs.has_arrays),
         )
-        origins.read(reads)
-        if self._items is not None:
-            origins.iterates(self._items.entry)
+        state, before = frame.initial(values, self._turn, self._like)
+        if spec.is_written_later:  # and the runner holds the state until then
+            state = trees.map_leaves(lambda v: api.copied(v) if self._is_array(v) else v, state)
+        kept = _Reads(zip(spec.reads, reads, strict=True), spec.volatile, api)
+        results = LoopResults(
+            objects, before, reads, None if items is None else items.entry, api, at
+        )
         step = make(frame, tuple(sources), *kept.copies)
-        del values, targets, make, reads
+        del values, make, reads, before
         final = self._run(step, frame, state, outputs, scanned)
         changed = kept.changed()
         if changed is not None:
-            raise self._runtime.place(self._plan).error(
-                f"a function that it calls changes {changed}, a list, dict or object"
-            )
-        volatile = [i for i, n in enumerate(self._plan.state) if n in self._plan.volatile]
-        leaves_by, found = frame.final(final, volatile)
-        origins.forget()
-        self._close()
-        return leaves_by, *found
-
-    def _close(self) -> None:
-        self._never = self._is_closed = True
-        self._examples, self._seen, self._like = [], None, None
-
-    def _frame(
-        self,
-        values: tuple[Any, ...],
-        targets: Sequence[Any],
-        scanned: list[Any],
-        origins: Origins,
-    ) -> tuple[Frame, Outputs | None, Any]:
-        plan, api = self._plan, self._runtime.values
-        numbers = any(map(api.is_traced_number, _leaves(values)))
-        layout, arrays, others = take_apart(values, api, numbers)
-        outputs = self._outputs(targets, numbers, origins)
-        has_arrays = outputs is not None and outputs.has_arrays
-        is_bare = self._may_be_bare and len(values) == len(arrays) == 1 and not layout.structure
-        needs_one = not any(map(api.is_tracked, arrays))  # outputs are differentiated, then
-        frame = (BareFrame if is_bare else Frame)(
-            api,
-            room=len(arrays) + spare_room(values, others) + needs_one,
-            numbers=numbers,
-            changed=tuple(i for i, name in enumerate(plan.state) if name in plan.changed),
-            last=None if math.isinf(self._left) else self._turn + int(self._left),
-            items=self._items,
-            outputs=outputs,
-            scans=bool(scanned) or has_arrays,
-            owns_reads=plan.owns_reads,
-            origins=origins,
-            at=self._runtime.place(plan),
-        )
-        state = frame.initial(values, self._turn)
-        if plan.is_written_later:  # and the runner holds the state until then
-            is_array = api.is_array_type
-            state = trees.map_leaves(lambda v: api.copied(v) if is_array(type(v)) else v, state)
-        if needs_one:  # a runner plans by what the first step is given
-            place = len(arrays)
-            state = (*state[:place], api.tracked_zero(self._like), *state[place + 1 :])
-        return frame, outputs, state
-
-    @property
-    def _may_be_bare(self) -> bool:
-        """Whether steps need to know nothing but the arrays."""
-        if self._is_open_ended or self._plan.outputs or not self._plan.is_steady:
-            return False
-        return self._items is None or not self._plan.needs_item or not self._items.needs_step
-
-    def _outputs(self, targets: Sequence[Any], numbers: bool, origins: Origins) -> Outputs | None:
-        plan = self._plan
-        if not plan.outputs:
-            return None
-        examples = [
-            None
-            if output.is_steady
-            else example + example[-1:] * ((output.most or 0) - len(example))
-            for output, example in zip(plan.outputs, self._examples, strict=True)
-        ]
-        return Outputs(
-            plan.outputs,
-            targets,
-            len(plan.state),
-            examples,
-            self._runtime.values,
-            numbers,
-            origins,
-            self._runtime.place(plan),
-            owned=plan.is_exposed,
-        )
+            raise at.error(f"a function that it calls changes {changed}, a list, dict or object")
+        volatile = [i for i, name in enumerate(spec.state) if name in spec.volatile]
+        exit_number, found = frame.final(final, results, volatile, targets)
+        self._never, self.is_running = True, False
+        self._examples, self._layout, self._like = [], None, None
+        return exit_number, *found
 
     def _run(
-        self, step: Any, frame: Frame, state: Any, outputs: Outputs | None, scanned: list[Any]
+        self, step: Any, frame: Frame, state: Any, outputs: LoopOutputs | None, scanned: list[Any]
     ) -> Any:
         runner, options, first = self._runtime.runner, self._options, self._turn
         if not frame.scans:
@@ -389,134 +314,119 @@ class _Loop:
             else:
                 state = runner.loop(step, state, int(self._left), options)
             if outputs is not None:
-                outputs.hand_over((), first, sys.maxsize)
+                outputs.take_stacks((), first)
             return state
-        if not self._is_open_ended:
-            return self._stretch(step, frame, state, int(self._left), outputs, scanned)
-        length = _FIRST_STRETCH
-        while frame.goes_on(state):
-            count = int(min(length, self._left))
-            begin = self._turn - first
-            part = [each[begin : begin + count] for each in scanned]
-            state = self._stretch(step, frame, state, count, outputs, part)
+        length = _FIRST_STRETCH if self._is_open_ended else self._left
+        while True:
+            count, begin = int(min(length, self._left)), self._turn - first
+            xs = [each[begin : begin + count] for each in scanned]
+            xs = xs or [self._api.numbered(count, state if frame.is_bare else state[0])]
+            state, stacks = runner.scan(step, state, xs, options)
+            if outputs is not None:
+                outputs.take_stacks(stacks, self._turn)
+            self._turn += count
             length *= 2
-        return state
-
-    def _stretch(
-        self,
-        step: Any,
-        frame: Frame,
-        state: Any,
-        count: int,
-        outputs: Outputs | None,
-        scanned: list[Any],
-    ) -> Any:
-        """Run so many steps with outputs, or with inputs, of their own."""
-        runtime = self._runtime
-        xs = scanned or [runtime.values.numbered(count, frame.example(state))]
-        state, stacks = runtime.runner.scan(step, state, xs, self._options)
-        if outputs is not None:
-            outputs.hand_over(stacks, self._turn, count)
-        self._turn += count
-        return state
+            if not self._is_open_ended or not frame.goes_on(state):
+                return state
 
 
-class ForLoop(_Loop):
+class ForLoop(_LoopRun):
     """A run of a `for` loop."""
 
-    def __init__(self, runtime: Runtime, plan: LoopPlan, iterable: Any) -> None:
+    def __init__(self, runtime: Runtime, spec: LoopSpec, iterable: Any) -> None:
         items, given = items_of(iterable, runtime.values)
-        super().__init__(runtime, plan, runtime.options.merged(given) if given else runtime.options)
-        self._items: Items = items
-        self.due = False
+        super().__init__(runtime, spec, runtime.options.merged(given) if given else runtime.options)
+        self._items = items
+        self._is_open_ended = spec.has_exits
+        self.check_now = False
 
     @property
     def _left(self) -> float:
         return math.inf if self._items.length is None else self._items.length - self._turn
 
-    @property
-    def _is_open_ended(self) -> bool:
-        return self._plan.has_exits
-
     def items(self) -> Iterable[Any]:
         """Return what the loop iterates over, as long as it runs in its own code."""
-        native = self._items.native()
+        native: Iterable[Any] = self._items.native()
         is_short = self._left < self._options.min_steps
-        if is_short or not self._runtime.values.is_differentiating():
-            return native
-        return self._counted(native)
+        return native if is_short or not self._api.is_differentiating() else self._counted(native)
 
     def _counted(self, native: Iterable[Any]) -> Iterator[Any]:
         # What cannot be counted may have few turns, and is nothing to warn of then.
-        is_counted = self._items.length is not None or self._runtime.is_strict
+        is_counted = self._items.length is not None or self._runtime.strict
         since = 0 if is_counted else self._options.min_steps
         for self._turn, item in enumerate(native):
-            self.due = self._is_time(since)
+            self.check_now = self._is_time(since)
             yield item
-            if self._is_closed:
+            if not self.is_running:
                 return
 
 
-class WhileLoop(_Loop):
+class WhileLoop(_LoopRun):
     """A run of a `while` loop."""
 
-    def __init__(self, runtime: Runtime, plan: LoopPlan) -> None:
-        super().__init__(runtime, plan, runtime.options)
-        self.open = True
+    def __init__(self, runtime: Runtime, spec: LoopSpec) -> None:
+        super().__init__(runtime, spec, runtime.options)
         self._turn = -1
-        self._never = not runtime.values.is_differentiating()
+        self._never = not self._api.is_differentiating()
 
     @property
     def _left(self) -> float:
         return math.inf
 
     @property
-    def _is_open_ended(self) -> bool:
-        return True
-
-    def due(self) -> bool:
+    def check_now(self) -> bool:
+        """Count a turn, and say whether to check before it."""
         if self._never:
             return False
         self._turn += 1
         return self._is_time(self._options.min_steps)
 
-    def _close(self) -> None:
-        super()._close()
-        self.open = False
 
+class _Reads:
+    """What steps read and do not bind, as it is now: lists and dicts may change after the loop.
 
-class CompiledFor:
-    """A `for` loop in code that a compiler traces: it decides itself what to recompute."""
+    So may arrays that the function writes into elsewhere, which are `volatile`.
+    """
 
-    due = False
+    def __init__(
+        self, named: Iterable[tuple[str, Any]], volatile: Container[str], api: Values
+    ) -> None:
+        named = list(named)
+        self._api = api
+        self._trees: list[tuple[str, Any, list[Any], trees.Structure]] = []
+        self._objects = [(name, value) for name, value in named if is_object(value, api)]
+        self._held = {id(array): array for _, v in self._objects for array in held_arrays(v, api)}
+        self.copies = [self._copy(name, value, name in volatile) for name, value in named]
 
-    def __init__(self, iterable: Any) -> None:
-        self._iterable = iterable
+    def _copy(self, name: str, value: Any, is_volatile: bool) -> Any:
+        if type(value) in (list, dict):
+            leaves, structure = trees.flatten(value)
+            tree = trees.unflatten(structure, leaves)
+            self._trees.append((name, tree, leaves, structure))
+            return tree
+        if type(value) in (set, bytearray, deque):
+            return copy.copy(value)
+        is_array = self._api.is_array_type(type(value))
+        return self._api.copied(value) if is_volatile and is_array else value
 
-    def items(self) -> Any:
-        return self._iterable
-
-
-class CompiledWhile:
-    """A `while` loop in such code."""
-
-    open = True
-
-    def due(self) -> bool:
-        return False
+    def changed(self) -> str | None:
+        """Name a list, dict or object that a function has changed which the loop calls."""
+        for name, tree, leaves, structure in self._trees:
+            now, new = trees.flatten(tree)
+            if new != structure or not all(a is b for a, b in zip(now, leaves, strict=True)):
+                return name
+        for name, value in self._objects:
+            if any(id(array) not in self._held for array in held_arrays(value, self._api)):
+                return name
+        return None
 
 
 def _leaves(values: Any) -> list[Any]:
     return trees.flatten(values)[0]
 
 
-def _lengthened(example: list[Any], most: int) -> list[Any]:
-    """Take it that more items of a turn would be like its last one."""
-    return example + example[-1:] * (most - len(example))
-
-
-def _is_changeable(value: Any, api: Values) -> bool:
-    return api.is_array_type(type(value)) or type(value) in _CHANGEABLE
+def _length(value: Any) -> int:
+    return len(value) if type(value) is list else 0
 
 
 def _references_of_a_variable() -> int:

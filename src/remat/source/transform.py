@@ -1,28 +1,36 @@
-"""A function in, a function out whose loops run with checkpoints."""
+"""A function in, a function out whose loops run with checkpoints.
+
+From the function to its syntax tree, and back: the tree has the lines and columns of the user's
+file; the new function has the same closure cells, globals, defaults and names, so that tracebacks
+and debuggers show the user's own code.
+"""
 
 from __future__ import annotations
+import __future__
 
 import ast
+import copy
 import functools
+import inspect
 import warnings
-from dataclasses import dataclass, field
-from types import CodeType, FunctionType
+from dataclasses import dataclass
+from types import CellType, CodeType, FunctionType
+from typing import Any
 
 from ..errors import LoopTransformError, RematWarning
-from .analysis import LoopPlan, find_loops
-from .functions import (
-    NoSourceError,
-    compile_function,
-    explicit_names,
-    function_with_code,
-    parse_function,
-)
-from .protocols import Options, Runner, Values
+from .analysis import LoopSpec, find_loops
+from .names import LOOPS, Function, walk_scope
+from .protocols import LoopSite, Options, Runner, Values
 from .refusals import Refusal
-from .rewriting import rewrite
+from .rewriting import RUNTIME, rewrite
 from .runtime import Runtime
 
-__all__ = ["Transformed", "transform", "transform_code"]
+__all__ = ["transform"]
+
+_FACTORY = "__remat_factory"
+_FUTURE = 0
+for _feature in __future__.all_feature_names:
+    _FUTURE |= getattr(__future__, _feature).compiler_flag
 
 
 @dataclass(slots=True)
@@ -31,9 +39,9 @@ class Transformed:
 
     code: CodeType | None  # None: there is nothing to transform
     source: str
-    plans: dict[int, LoopPlan]
+    specs: dict[int, LoopSpec]
     refusals: tuple[Refusal, ...]
-    warned: bool = field(default=False)
+    warned: bool = False
 
 
 def transform(
@@ -46,57 +54,163 @@ def transform(
 ) -> FunctionType:
     """Return a function that does what another one does, with loops that checkpoint themselves."""
     code = function.__code__
-    made = transform_code(code, code.co_filename, function.__qualname__)
-    _speak(made, code, strict=strict)
-    runtime = Runtime(made.plans, code.co_filename, options, values, runner, strict=strict)
-    new = function_with_code(function, made.code or code, runtime)
+    made = _transform_code(code, code.co_filename, function.__qualname__)
+    for refusal in made.refusals:
+        words = LoopSite(code.co_filename, refusal.line).words(refusal.reason)
+        if strict:
+            raise LoopTransformError(words)
+        if not made.warned:
+            words += "; it runs without checkpoints"
+            warnings.warn_explicit(words, RematWarning, code.co_filename, refusal.line)
+    made.warned = True
+    runtime = Runtime(made.specs, code.co_filename, options, values, runner, strict=strict)
+    new = _with_code(function, made.code or code, runtime)
     new.transformed_source = made.source  # type: ignore[attr-defined]
     return new
 
 
 @functools.lru_cache(maxsize=512)
-def transform_code(code: CodeType, filename: str, qualified: str) -> Transformed:
+def _transform_code(code: CodeType, filename: str, qualified: str) -> Transformed:
     """Transform the code of a function; the same code once only.
 
     Code compares equal whatever its file is called, so the name of the file is an argument, too.
     """
     try:
-        tree = parse_function(code)
-    except NoSourceError as error:
+        tree = _parse(code)
+    except _NoSourceError as error:
         refusal = Refusal(code.co_firstlineno, f"{code.co_name}: {error}")
         return Transformed(None, "", {}, (refusal,))
     if tree is None:
         return Transformed(None, "", {}, ())
-    explicit_names(tree, code, qualified)
-    local = frozenset((*code.co_varnames, *code.co_cellvars))
-    arguments = code.co_varnames[: _argument_count(code)]
-    found = find_loops(tree, local, arguments)
-    plans: dict[ast.AST, LoopPlan] = {n: f for n, f in found.items() if isinstance(f, LoopPlan)}
-    refusals = tuple(each for each in found.values() if isinstance(each, Refusal))
-    if not plans:
-        return Transformed(None, ast.unparse(tree), {}, refusals)
-    rewrite(tree, plans)
-    by_number = {plan.number: plan for plan in plans.values()}
-    return Transformed(compile_function(tree, code), ast.unparse(tree), by_number, refusals)
-
-
-def _argument_count(code: CodeType) -> int:
+    _write_out_names(tree, code, qualified)
     has_rest = bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args, **kwargs
-    return code.co_argcount + code.co_kwonlyargcount + has_rest
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + has_rest]
+    found = find_loops(tree, (*code.co_varnames, *code.co_cellvars), arguments)
+    specs = {loop: each for loop, each in found.items() if isinstance(each, LoopSpec)}
+    refusals = tuple(each for each in found.values() if isinstance(each, Refusal))
+    if not specs:
+        return Transformed(None, ast.unparse(tree), {}, refusals)
+    rewrite(tree, specs)
+    by_number = {spec.number: spec for spec in specs.values()}
+    return Transformed(_compile(tree, code), ast.unparse(tree), by_number, refusals)
 
 
-def _speak(made: Transformed, code: CodeType, *, strict: bool) -> None:
-    """Say which loops stay as they are: an error if `strict`, or a warning for each, once."""
-    for refusal in made.refusals:
-        words = f"{code.co_filename}:{refusal.line}: the loop cannot be checkpointed: "
-        words += refusal.reason
-        if strict:
-            raise LoopTransformError(words)
-        if not made.warned:
-            warnings.warn_explicit(
-                f"{words}; it runs without checkpoints",
-                RematWarning,
-                code.co_filename,
-                refusal.line,
-            )
-    made.warned = True
+# -- from a function to its tree ---------------------------------------------------------------
+
+
+class _NoSourceError(Exception):
+    """There is no source to be found, or it is not that of the function."""
+
+
+def _parse(code: CodeType) -> Function | None:
+    """Return the syntax tree of a function with the lines of its file; None if it is a lambda."""
+    try:
+        lines, first = inspect.getsourcelines(code)
+    except (OSError, TypeError) as error:
+        raise _NoSourceError(f"its source is not available ({error})") from error
+    if code.co_name == "<lambda>":
+        return None
+    source = "".join(lines)
+    is_indented = source[:1].isspace()
+    try:
+        # A block around it, and not less indentation: columns stay what they are.
+        tree = ast.parse(f"if True:\n{source}" if is_indented else source)
+    except SyntaxError as error:
+        raise _NoSourceError(f"its source cannot be parsed alone ({error})") from error
+    ast.increment_lineno(tree, first - 1 - is_indented)
+    node = tree.body[0].body[0] if is_indented else tree.body[0]  # type: ignore[attr-defined]
+    if not isinstance(node, Function) or node.name != code.co_name:
+        raise _NoSourceError("the file is not what it was when it was imported")
+    node.decorator_list = []
+    return node
+
+
+def _write_out_names(function: Function, code: CodeType, qualified: str) -> None:
+    """Write out what depends on where code stands: super(), and private names of a class."""
+    parameters = [*function.args.posonlyargs, *function.args.args]
+    loops = [node for node in walk_scope(function.body) if isinstance(node, LOOPS)]
+    if "__class__" in code.co_freevars and parameters:
+        for node in walk_scope(loops):
+            match node:
+                case ast.Call(func=ast.Name(id="super"), args=[], keywords=[]):
+                    names = [
+                        ast.Name(each, ast.Load()) for each in ("__class__", parameters[0].arg)
+                    ]
+                    node.args = [ast.copy_location(each, node) for each in names]
+    owners = [each.split(".")[-2] for each in qualified.split(".<locals>.") if "." in each]
+    if owners:
+        name = function.name
+        _PrivateNames(owners[-1]).visit(function)
+        function.name = name
+
+
+class _PrivateNames(ast.NodeTransformer):
+    """Private names of a class, as Python spells them outside of it."""
+
+    def __init__(self, owner: str) -> None:
+        self._prefix = f"_{owner.lstrip('_')}"
+
+    def _spelled(self, name: str) -> str:
+        is_private = name.startswith("__") and not name.endswith("__") and "." not in name
+        return self._prefix + name if is_private else name
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, ast.ClassDef):
+            return node  # has names of its own
+        for field in ("id", "attr", "arg", "name"):
+            value = getattr(node, field, None)
+            if isinstance(value, str) and not isinstance(node, ast.keyword):
+                setattr(node, field, self._spelled(value))
+        if isinstance(node, ast.Global | ast.Nonlocal):
+            node.names = list(map(self._spelled, node.names))
+        return super().generic_visit(node)
+
+
+# -- from a tree to a function -----------------------------------------------------------------
+
+
+def _compile(function: Function, code: CodeType) -> CodeType:
+    """Compile a tree to the code of a function with the free variables of another one."""
+    free = [ast.arg(name) for name in (*code.co_freevars, RUNTIME)]
+    none: list[Any] = []
+    arguments = ast.arguments(none, free, None, [], [], None, [])
+    inner_function = copy.copy(function)
+    factory = ast.FunctionDef(_FACTORY, arguments, [inner_function], [], None)
+    if "type_params" in ast.FunctionDef._fields:  # from Python 3.12 on; they have a scope around it
+        inner_function.type_params = []  # type: ignore[union-attr]
+        factory.type_params = []  # type: ignore[attr-defined]
+    module = ast.fix_missing_locations(ast.Module([factory], []))
+    flags = code.co_flags & _FUTURE
+    made = compile(module, code.co_filename, "exec", flags=flags, dont_inherit=True)
+    for name in (_FACTORY, code.co_name):
+        inner = [each for each in made.co_consts if isinstance(each, CodeType)]
+        made = next(each for each in inner if each.co_name == name)
+    return _renamed(made, made.co_qualname, code.co_qualname)
+
+
+def _renamed(code: CodeType, old: str, new: str) -> CodeType:
+    """Give code, and the code inside of it, the qualified names that the user knows."""
+    consts = tuple(
+        _renamed(each, old, new) if isinstance(each, CodeType) else each for each in code.co_consts
+    )
+    name = code.co_qualname
+    return code.replace(co_consts=consts, co_qualname=new + name.removeprefix(old))
+
+
+def _with_code(function: FunctionType, code: CodeType, runtime: Runtime) -> FunctionType:
+    """Return a function like another one, cells included, with other code."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    cells[RUNTIME] = CellType(runtime)
+    closure = tuple(cells[name] for name in code.co_freevars)
+    new = FunctionType(code, function.__globals__, function.__name__, None, closure)
+    new.__defaults__ = function.__defaults__
+    new.__kwdefaults__ = function.__kwdefaults__
+    # From Python 3.14 on annotations are evaluated when they are asked for: what they name may come
+    # later.
+    is_deferred = getattr(function, "__annotate__", None) is not None
+    annotations = "__annotate__" if is_deferred else "__annotations__"
+    for name in (annotations, "__doc__", "__module__", "__qualname__", "__type_params__"):
+        if hasattr(function, name):
+            setattr(new, name, getattr(function, name))
+    new.__dict__.update(function.__dict__)
+    return new
