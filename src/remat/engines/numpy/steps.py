@@ -29,7 +29,6 @@ from .memory_measure import held_elsewhere, memories, nbytes, references, traced
 from .overlaps import copy_of, guarded, refuse_write_to_overlap
 from .randomness import GeneratorStates, Randomness
 from .tape import (
-    Flagged,
     Recording,
     SharedRoots,
     is_differentiable,
@@ -155,7 +154,7 @@ class NumpySteps(EngineSteps[Any, GeneratorStates, Recording]):
         return recording, state
 
     def _go_back(self, tape: Recording, seeds: list[Any]) -> list[Any]:
-        gathered = tape.go_back(seeds, [None] * len(tape.roots), self.shared)
+        gathered = tape.go_back(seeds, self.shared)
         return [None if g is None else g[0] for g in gathered]
 
     def now(self, held: NumpyState) -> NumpyState:
@@ -286,10 +285,9 @@ class NumpySteps(EngineSteps[Any, GeneratorStates, Recording]):
         """Go backward through a step twice, adding to sums the second time; return the peak."""
         seeds = [zeros_like(leaf) if is_differentiable(leaf) else None for leaf in after.leaves]
         seeds += [None] * (len(tape.ends) - len(seeds))
-        no_sums: list[Flagged | None] = [None] * len(tape.roots)
-        tape.go_back(seeds, no_sums, self.shared)
+        tape.go_back(seeds, self.shared)
         tracemalloc.reset_peak()
-        tape.go_back(seeds, no_sums, self.shared)
+        tape.go_back(seeds, self.shared)
         self.shared.sums = {}
         return tracemalloc.get_traced_memory()[1]
 

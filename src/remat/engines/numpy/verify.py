@@ -129,7 +129,7 @@ class _Trial:
 
         recording = record(run, self.inputs, self.wanted, log)
         refuse_boxes(recording.results)
-        gathered = recording.go_back(_seeds(recording.results), [None] * len(self.inputs))
+        gathered = recording.go_back(_seeds(recording.results))
         gradients = [
             None if not want else zeros_like(value) if total is None else total[0]
             for value, want, total in zip(self.inputs, self.wanted, gathered, strict=True)
