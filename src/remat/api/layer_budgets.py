@@ -66,12 +66,12 @@ class _LayerBudget:
         return Search(trace, self._ends)
 
 
-class _Threads(threading.local):
+class _ThreadChains(threading.local):
     def __init__(self) -> None:
         self.chains: OrderedDict[Any, _LayerBudget] = OrderedDict()
 
 
-_threads = _Threads()
+_threads = _ThreadChains()
 
 
 def _remembered(

@@ -24,12 +24,12 @@ __all__ = ["NumpyBudget", "record_trace", "record_within"]
 Run = Callable[[list[Any]], list[Any]]
 
 
-class _Threads(threading.local):
+class _ThreadBudgets(threading.local):
     def __init__(self) -> None:
         self.budgets: list[NumpyBudget] = []  # that have begun, the innermost last
 
 
-_threads = _Threads()
+_threads = _ThreadBudgets()
 
 
 class NumpyPassRegion(PassRegion, NumpyRegion):
