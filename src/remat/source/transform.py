@@ -105,6 +105,8 @@ class _NoSourceError(Exception):
 def _parse(code: CodeType) -> Function | None:
     """Return the syntax tree of a function with the lines of its file; None if it is a lambda."""
     try:
+        if code.co_filename == "<string>":  # Python 3.13 looks for it in the text of `python -c`
+            raise OSError("it has no file")
         lines, first = inspect.getsourcelines(code)
     except (OSError, TypeError) as error:
         raise _NoSourceError(f"its source is not available ({error})") from error
