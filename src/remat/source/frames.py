@@ -180,7 +180,7 @@ class Frame:
         """Return what a step gives that comes after the end of the loop."""
         if not self.scans:
             return state
-        return state, [] if self._outputs is None else self._outputs.placeholders()
+        return state, () if self._outputs is None else self._outputs.placeholders()
 
     # -- around the steps ----------------------------------------------------------------------
 
