@@ -13,10 +13,7 @@ from remat.source.refusals import Refusal
 
 def loops(body: str, arguments: str = "x, y"):
     source = f"def f({arguments}):\n{textwrap.indent(textwrap.dedent(body), '    ')}"
-    code = compile(source, "f.py", "exec").co_consts[0]
-    function = ast.parse(source).body[0]
-    local = (*code.co_varnames, *code.co_cellvars)
-    return list(find_loops(function, local, code.co_varnames[: code.co_argcount]).values())
+    return list(find_loops(ast.parse(source).body[0]).values())
 
 
 def plan(body: str) -> LoopSpec:

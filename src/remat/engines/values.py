@@ -132,9 +132,10 @@ class LoadedValues:
     def entries(self, stack: Any, *, owned: bool) -> list[Any]:
         """Return the entries of an array along its first axis; `owned`: they are written to."""
         if _is_tensor_type(type(stack)):
-            entries = stack.unbind(0)  # which refuse to be written to
-            return [each.clone() for each in entries] if owned else list(entries)
-        return [stack[i] for i in range(len(stack))]
+            entries = list(stack.unbind(0))  # which refuse to be written to
+        else:
+            entries = [stack[i] for i in range(len(stack))]
+        return list(map(self.copied, entries)) if owned else entries
 
 
 @functools.lru_cache(maxsize=1024)

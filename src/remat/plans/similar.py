@@ -130,7 +130,8 @@ def _moved(one: Trace, other: Trace) -> float:
     times = [
         [op.seconds / max(1e-12, _seconds(trace)) for op in trace.ops] for trace in (one, other)
     ]
-    return sum(abs(a - b) for a, b in zip(*times, strict=True)) / 2
+    before, now = times
+    return sum(abs(a - b) for a, b in zip(before, now, strict=True)) / 2
 
 
 def _program(trace: Trace) -> str:

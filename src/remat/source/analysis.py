@@ -24,8 +24,17 @@ from .effects import (
     relations,
 )
 from .flow import jumps_of, names_around_loops
-from .names import LOOPS, Function, Loop, binds_of, bound_names, read_names, walk_scope
-from .refusals import FunctionFacts, LoopFacts, Refusal, function_facts, refusal_of
+from .names import (
+    LOOPS,
+    Function,
+    Loop,
+    binds_of,
+    bound_names,
+    parameter_names,
+    read_names,
+    walk_scope,
+)
+from .refusals import LoopFacts, Refusal, function_facts, refusal_of
 
 __all__ = ["LoopSpec", "Output", "find_loops"]
 
@@ -66,19 +75,17 @@ class LoopSpec:
 Found = LoopSpec | Refusal | None  # None: nothing goes from turn to turn
 
 
-def find_loops(
-    function: Function, local: Iterable[str], arguments: Iterable[str]
-) -> dict[ast.AST, Found]:
+def find_loops(function: Function) -> dict[ast.AST, Found]:
     """Return what is known of every loop of a function, outer loops first."""
-    analysis = _Analysis(function, frozenset(local), arguments)
+    analysis = _Analysis(function)
     return {loop: analysis.of(loop, number) for number, loop in enumerate(analysis.facts.around)}
 
 
 class _Analysis:
-    def __init__(self, function: Function, local: frozenset[str], arguments: Iterable[str]) -> None:
+    def __init__(self, function: Function) -> None:
         self._mutations = find_mutations(function.body)
-        self.facts: FunctionFacts = function_facts(function, local, self._mutations)
-        self._names = names_around_loops(arguments, function.body)
+        self.facts = function_facts(function, self._mutations)
+        self._names = names_around_loops(parameter_names(function), function.body)
         self._relations = relations(function.body, calls=True)
         self._visible_relations = relations(function.body, calls=False)
 
@@ -192,7 +199,7 @@ def _constants(body: Iterable[ast.AST]) -> set[str]:
 # -- outputs -----------------------------------------------------------------------------------
 
 
-def _outputs(loop: Loop, mutations: list[Mutation], local: frozenset[str]) -> tuple[Output, ...]:
+def _outputs(loop: Loop, mutations: list[Mutation], local: set[str]) -> tuple[Output, ...]:
     nodes = list(walk_scope(_turn(loop)))
     additions = {id(added[0]) for node in nodes if (added := _added(node))}
     bound = _target(loop).union(*(binds_of(node) for node in nodes if id(node) not in additions))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from .names import LOOPS, SCOPES, Loop, binds_of, bound_names, read_names
@@ -28,24 +29,17 @@ class Around(NamedTuple):
     bound: frozenset[str]  # surely, before each turn
 
 
+@dataclass(eq=False)
 class _Point:
     """A point of the graph: control goes on to `next`, or to `errors` if it raises."""
 
-    def __init__(
-        self,
-        next_points: Iterable[_Point | None],
-        errors: Sequence[_Point],
-        reads: Iterable[str],
-        binds: Iterable[str],
-        unbinds: Iterable[str],
-    ) -> None:
-        self.next = [each for each in next_points if each is not None]
-        self.errors = errors
-        self.reads = frozenset(reads)
-        self.binds = frozenset(binds)
-        self.unbinds = frozenset(unbinds)
-        self.live = self.reads
-        self.bound: frozenset[str] | None = None  # None: never reached
+    next: list[_Point]
+    errors: Sequence[_Point]
+    reads: frozenset[str]
+    binds: frozenset[str]
+    unbinds: frozenset[str]
+    live: frozenset[str] = _NONE
+    bound: frozenset[str] | None = None  # None: never reached
 
 
 class _Targets(NamedTuple):
@@ -94,7 +88,9 @@ class _Graph:
         binds: Iterable[str] = (),
         unbinds: Iterable[str] = (),
     ) -> _Point:
-        self._points.append(_Point(next_points, to.errors, reads, binds, unbinds))
+        known = [each for each in next_points if each is not None]
+        names = map(frozenset, (reads, binds, unbinds))
+        self._points.append(_Point(known, to.errors, *names))
         return self._points[-1]
 
     def block(self, body: Sequence[ast.stmt], after: _Point, to: _Targets) -> _Point:

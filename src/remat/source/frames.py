@@ -95,7 +95,6 @@ class Frame:
         at: LoopSite,
         *,
         last: int | None,
-        numbers: bool,
         scans: bool,
     ) -> None:
         self.unbound = UNBOUND
@@ -106,7 +105,6 @@ class Frame:
         self._api = api
         self._at = at
         self._last = last  # the number of turns, if it is known
-        self._numbers = numbers  # whether Python floats count as arrays
         self._changed = [i for i, name in enumerate(spec.state) if name in spec.changed]
         self._count = len(spec.state)
         self._owns_reads = spec.owns_reads  # and items
@@ -180,7 +178,7 @@ class Frame:
         """Return what a step gives that comes after the end of the loop."""
         if not self.scans:
             return state
-        return state, [] if self._outputs is None else self._outputs.placeholders()
+        return state, () if self._outputs is None else self._outputs.placeholders()
 
     # -- around the steps ----------------------------------------------------------------------
 
@@ -241,7 +239,7 @@ class Frame:
             self._known[id(leaf)] = leaf
 
     def _refuse_numbers(self, arrays: Sequence[Any]) -> None:
-        if not self._numbers and any(map(self._api.is_traced_number, arrays)):
+        if any(map(self._api.is_traced_number, arrays)):
             raise self._at.error(
                 "a variable holds a Python number that has come to depend on what is "
                 "differentiated; begin with np.float64(…) instead"
@@ -329,8 +327,6 @@ class LoopOutputs:
         objects: StepObjects,
         api: Values,
         at: LoopSite,
-        *,
-        numbers: bool,
     ) -> None:
         self._outputs = spec.outputs
         self._owned = spec.is_exposed  # the function may write to the items
@@ -339,7 +335,7 @@ class LoopOutputs:
         self._at = at
         # Zeros like the arrays of a step; None: not known before a step has run.
         self._examples: list[list[Any] | None] = [
-            None if each is None else self._zeros(take_apart(tuple(each), api, numbers=numbers)[1])
+            None if each is None else self._zeros(take_apart(tuple(each), api)[1])
             for each in examples
         ]
         # By step; None: all steps have run. (A flag would be a closed-over number that changes.)

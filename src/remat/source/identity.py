@@ -86,13 +86,13 @@ class Layout(NamedTuple):
 
 
 def take_apart(
-    values: tuple[Any, ...], api: Values, *, numbers: bool
+    values: tuple[Any, ...], api: Values
 ) -> tuple[Layout, Sequence[Any], tuple[Any, ...]]:
-    """Return arrays and other leaves of some values; `numbers`: Python floats count as arrays."""
-    layout, leaves = _flat_layout(tuple(map(type, values)), api, numbers), values
+    """Return arrays and other leaves of some values."""
+    layout, leaves = _flat_layout(tuple(map(type, values)), api), values
     if layout is None:
         parts, structure = trees.flatten(values)
-        layout = _layout(tuple(map(type, parts)), api, numbers)._replace(structure=structure)
+        layout = _layout(tuple(map(type, parts)), api)._replace(structure=structure)
         leaves = tuple(parts)
     elif not layout.others:
         return layout, values, ()
@@ -100,16 +100,16 @@ def take_apart(
 
 
 @functools.lru_cache(maxsize=1024)
-def _flat_layout(kinds: tuple[type, ...], api: Any, numbers: bool) -> Layout | None:
+def _flat_layout(kinds: tuple[type, ...], api: Any) -> Layout | None:
     if all(kind in ATOMS or kind is _Unbound or api.is_array_type(kind) for kind in kinds):
-        layout = _layout(kinds, api, numbers)
+        layout = _layout(kinds, api)
         is_plain = all(api.is_plain_array_type(kinds[place]) for place in layout.arrays)
         return layout._replace(is_plain=is_plain)
     return None
 
 
-def _layout(kinds: tuple[type, ...], api: Values, numbers: bool) -> Layout:
-    is_array = [api.is_array_type(kind) or (numbers and kind in (float, complex)) for kind in kinds]
+def _layout(kinds: tuple[type, ...], api: Values) -> Layout:
+    is_array = list(map(api.is_array_type, kinds))
     arrays = tuple(i for i, is_one in enumerate(is_array) if is_one)
     return Layout(arrays, tuple(i for i, is_one in enumerate(is_array) if not is_one))
 
@@ -130,10 +130,9 @@ class Contents(NamedTuple):
 class StepObjects:
     """Tokens of the objects in the steps of one loop. It refers to no array between two steps."""
 
-    def __init__(self, api: Values, at: LoopSite, *, numbers: bool, views_matter: bool) -> None:
+    def __init__(self, api: Values, at: LoopSite, *, views_matter: bool) -> None:
         self._api = api
         self._at = at
-        self._numbers = numbers  # Python floats count as arrays
         self._views_matter = views_matter  # somebody may write to what the loop gives
         self.written: dict[Token, tuple[int]] = {}  # the last step that wrote to it
         self.end()
@@ -243,7 +242,7 @@ class StepObjects:
     def _pack(
         self, values: tuple[Any, ...], token: Callable[[Any], Token]
     ) -> tuple[Contents, Sequence[Any]]:
-        layout, arrays, others = take_apart(values, self._api, numbers=self._numbers)
+        layout, arrays, others = take_apart(values, self._api)
         tokens = tuple([token(array) for array in arrays])
         if arrays is values:  # the usual case: all are arrays
             return Contents(layout, (), tokens, (), len(set(tokens)) == len(tokens)), arrays

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 __all__ = [
     "FUNCTIONS",
@@ -20,6 +21,7 @@ __all__ = [
     "bound_names",
     "declared_names",
     "free_names",
+    "parameter_names",
     "read_names",
     "walk_scope",
 ]
@@ -74,9 +76,14 @@ def free_names(function: ast.AST) -> set[str]:
     body = _body(function)
     if isinstance(function, ast.ClassDef):
         return read_names(body)  # (a class body may read what it also binds)
-    arguments = ast.iter_child_nodes(function.args)
     own = bound_names(body) - declared_names(body, ast.Nonlocal, ast.Global)
-    return read_names(body) - own - {each.arg for each in arguments if isinstance(each, ast.arg)}
+    return read_names(body) - own - parameter_names(function)
+
+
+def parameter_names(function: Any) -> set[str]:
+    """Return the names of the parameters of a function."""
+    arguments = ast.iter_child_nodes(function.args)
+    return {each.arg for each in arguments if isinstance(each, ast.arg)}
 
 
 def bound_names(nodes: Nodes) -> set[str]:

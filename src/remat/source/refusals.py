@@ -19,6 +19,7 @@ from .names import (
     bound_names,
     declared_names,
     free_names,
+    parameter_names,
     read_names,
     walk_scope,
 )
@@ -39,7 +40,7 @@ class Refusal(NamedTuple):
 class FunctionFacts(NamedTuple):
     """What holds for all loops of a function."""
 
-    local: frozenset[str]
+    local: set[str]
     shared: set[str]  # names declared global or nonlocal
     rebound: set[str]  # names that a nested function declares nonlocal
     variables: set[str]  # local names but parameters that keep their value
@@ -63,15 +64,14 @@ class LoopFacts(NamedTuple):
     in_handlers: set[str]
 
 
-def function_facts(
-    function: Function, local: frozenset[str], mutations: list[Mutation]
-) -> FunctionFacts:
+def function_facts(function: Function, mutations: list[Mutation]) -> FunctionFacts:
     """Find out what holds for all loops of a function."""
+    shared = declared_names(function.body, ast.Global, ast.Nonlocal)
     own = list(walk_scope(function.body))
     everywhere = [node for node in ast.walk(function) if isinstance(node, ast.Nonlocal)]
     return FunctionFacts(
-        local,
-        declared_names(function.body, ast.Global, ast.Nonlocal),
+        (parameter_names(function) | bound_names(function.body)) - shared,
+        shared,
         declared_names(everywhere, ast.Nonlocal) - declared_names(function.body, ast.Nonlocal),
         bound_names(function.body) | {each.name for each in mutations if each.name},
         [node for node in own if isinstance(node, (*SCOPES, ast.GeneratorExp))],

@@ -1,18 +1,18 @@
 """Writes a loop anew: as it was for its first turns, and from then on as steps of a loop runner.
 
-    for x in xs:                    __remat_loop_0 = __remat.for_loop(0, xs)
-        h = f(h, x)                 for x in __remat_loop_0.items():
-                                        if __remat_loop_0.check_now:
-                                            __remat_taken_0 = __remat_loop_0.take((h,))
-                                            if __remat_taken_0:
-                                                def __remat_make_0(__remat_frame, …, f):
-                                                    def loop_at_line_7(__remat_state, …):
-                                                        (h,) = __remat_frame.open(__remat_state)
-                                                        x = __remat_frame.item(…)
+    for x in xs:                    _remat_loop_0 = _remat.for_loop(0, xs)
+        h = f(h, x)                 for x in _remat_loop_0.items():
+                                        if _remat_loop_0.check_now:
+                                            _remat_taken_0 = _remat_loop_0.take((h,))
+                                            if _remat_taken_0:
+                                                def _remat_make_0(_remat_frame, …, f):
+                                                    def loop_at_line_7(_remat_state, …):
+                                                        (h,) = _remat_frame.open(_remat_state)
+                                                        x = _remat_frame.item(…)
                                                         h = f(h, x)
-                                                        return __remat_frame.close(…, 0, (), h)
+                                                        return _remat_frame.close(…, 0, (), h)
                                                     return loop_at_line_7
-                                                (__remat_exit_0, h) = __remat_loop_0.run(…)
+                                                (_remat_exit_0, h) = _remat_loop_0.run(…)
                                                 continue
                                         h = f(h, x)
 
@@ -35,7 +35,7 @@ from .names import SCOPES
 
 __all__ = ["RUNTIME", "rewrite"]
 
-RUNTIME = "__remat"  # the variable that generated code knows the library by
+RUNTIME = "_remat"  # (not __remat, which Python would spell otherwise in a class)
 _GOES_ON, _ENDED, _BROKEN, _RETURNED = 0, -1, 1, 2
 _TRANSPARENT = ("zip", "enumerate", "reversed", "steps")
 
@@ -65,7 +65,7 @@ class _LoopWriter:
     def __init__(self, node: Any, spec: LoopSpec) -> None:
         self._node: ast.For | ast.While = node
         self._spec = spec
-        self._loop = f"__remat_loop_{spec.number}"
+        self._loop = f"_remat_loop_{spec.number}"
         self._returns: dict[Any, ast.expr | None] = {}  # by where they stand
 
     def loop(self) -> list[ast.stmt]:
@@ -93,22 +93,22 @@ class _LoopWriter:
         forget = "".join(f"del {_value_of(name)}\n" for name in sorted(spec.unbound))
         parameters = "".join(f", {self._parameter(name)}" for name in spec.reads)
         names = _tuple(spec.state)
-        run = f"(__remat_exit_{number}, {names}) = {self._loop}.run("
-        run += f"__remat_make_{number}{''.join(f', {name}' for name in spec.reads)})\n"
+        run = f"(_remat_exit_{number}, {names}) = {self._loop}.run("
+        run += f"_remat_make_{number}{''.join(f', {name}' for name in spec.reads)})\n"
         if spec.guarded and spec.state:
             # Code that catches the error must not find values from before the loop.
             unbind = "".join(f"{name} = None; del {name}\n" for name in spec.state)
             run = f"try:\n    {run}except BaseException:\n{indent(unbind, '    ')}    raise\n"
         code = (
             f"if {self._loop}.check_now:\n"
-            f"{indent(self._try_values('__remat'), '    ')}"
-            f"    __remat_taken_{number} = {self._loop}.take(({given}))\n"
+            f"{indent(self._try_values('_remat'), '    ')}"
+            f"    _remat_taken_{number} = {self._loop}.take(({given}))\n"
             f"{indent(forget, '    ')}"
-            f"    if __remat_taken_{number}:\n"
-            f"        def __remat_make_{number}(__remat_frame, __remat_sources{parameters}):\n"
+            f"    if _remat_taken_{number}:\n"
+            f"        def _remat_make_{number}(_remat_frame, _remat_sources{parameters}):\n"
             "            'the step'\n"
             f"            return {self._step_name}\n"
-            f"{indent(run + self._unbind('__remat'), ' ' * 8)}"
+            f"{indent(run + self._unbind('_remat'), ' ' * 8)}"
             "        continue\n"
         )
         written = self._code(code)
@@ -119,7 +119,7 @@ class _LoopWriter:
 
     def _exits(self) -> list[ast.stmt]:
         """Write where the program goes on after a break or return of a step."""
-        exit_number = f"__remat_exit_{self._spec.number}"
+        exit_number = f"_remat_exit_{self._spec.number}"
         found: list[ast.stmt] = []
         if self._spec.has_exits:
             found += self._code(f"if {exit_number} == {_BROKEN}: break")
@@ -135,7 +135,7 @@ class _LoopWriter:
 
     def _parameter(self, name: str) -> str:
         """Name a parameter of `make`; a step may take it as a variable of its own."""
-        return f"__remat_read_{name}" if self._spec.owns_reads else name
+        return f"_remat_read_{name}" if self._spec.owns_reads else name
 
     def _values(self, names: Iterable[str]) -> list[str]:
         return [_value_of(name) if name in self._spec.unbound else name for name in names]
@@ -157,7 +157,7 @@ class _LoopWriter:
 
     def _step(self) -> ast.stmt:
         spec, node = self._spec, self._node
-        frame, state = "__remat_frame", "__remat_state"
+        frame, state = "_remat_frame", "_remat_state"
         code = ""
         if spec.has_exits or isinstance(node, ast.While):
             code += f"if {frame}.has_ended({state}): return {frame}.after_end({state})\n"
@@ -168,11 +168,11 @@ class _LoopWriter:
             code += f"({_tuple(spec.reads)}) = {frame}.own({given})\n"
         for place, each in enumerate(spec.outputs):
             code += f"{each.name} = {frame}.collect({place}, {state})\n"
-        head = f"def {self._step_name}({state}, __remat_x=None):\n"
+        head = f"def {self._step_name}({state}, _remat_x=None):\n"
         (step,) = self._code(head + indent(code, "    "))
         assert isinstance(step, ast.FunctionDef)
         if isinstance(node, ast.For) and spec.needs_item:
-            (item,) = self._code(f"target = {frame}.item({state}, __remat_sources, __remat_x)")
+            (item,) = self._code(f"target = {frame}.item({state}, _remat_sources, _remat_x)")
             item.targets[0] = copy.deepcopy(node.target)  # type: ignore[attr-defined]
             step.body.append(item)
         step.body += _visited(_Jumps(self), copy.deepcopy(node.body))
@@ -183,14 +183,14 @@ class _LoopWriter:
         """Write the end of a step."""
         spec = self._spec
         is_tested = exit_number == _GOES_ON and isinstance(self._node, ast.While)
-        number = "__remat_where" if is_tested else str(exit_number)
+        number = "_remat_where" if is_tested else str(exit_number)
         outputs = _tuple(each.name for each in spec.outputs)
         given = [number, f"({outputs})", f"({_tuple(spec.reads)})", *self._values(spec.state)]
-        code = self._try_values("__remat_frame")
-        code += f"return __remat_frame.close(__remat_state, {', '.join(given)})"
+        code = self._try_values("_remat_frame")
+        code += f"return _remat_frame.close(_remat_state, {', '.join(given)})"
         written = self._code(code)
         if is_tested:  # first: the condition may bind names of the state
-            (test,) = self._code(f"__remat_where = {_GOES_ON} if test else {_ENDED}")
+            (test,) = self._code(f"_remat_where = {_GOES_ON} if test else {_ENDED}")
             test.value.test = copy.deepcopy(self._node.test)  # type: ignore[attr-defined, union-attr]
             written.insert(0, test)
         return written
@@ -267,7 +267,7 @@ def _with_items(iterable: ast.expr) -> ast.expr:
 
 
 def _value_of(name: str) -> str:
-    return f"__remat_value_of_{name}"
+    return f"_remat_value_of_{name}"
 
 
 def _tuple(names: Iterable[str]) -> str:

@@ -137,7 +137,7 @@ class _TransformedLoop:
         self._note_additions(targets)
         if not self._is_tracked(values, targets):
             return False
-        reason = shared or self._unsuitable(values, targets) or self._with_objects(values)
+        reason = shared or self._unsuitable(values, targets) or self._without_gradients(values)
         if reason is None:
             for output, target in zip(self._spec.outputs, targets, strict=True):
                 values += tuple(target[-output.window :]) if output.window else ()
@@ -182,7 +182,7 @@ class _TransformedLoop:
         for each, target, example in zip(self._spec.outputs, targets, self._examples, strict=True):
             if each.kind == "list" and (len(target) < each.window or not example):
                 return f"its first turns did not add to {each.name}: add to it in each turn"
-        layout, _, others = take_apart(values, self._api, numbers=False)
+        layout, _, others = take_apart(values, self._api)
         before, self._layout = self._layout, layout
         is_known = before is not None and before[:3] == layout[:3]
         if is_known or (not others and layout.structure is None):
@@ -244,10 +244,13 @@ class _TransformedLoop:
                 )
         return self._runtime.runner.can_run_while(self._options) if self._is_open_ended else None
 
-    def _with_objects(self, values: Sequence[Any]) -> str | None:
-        """Name a variable or a list with an object that gradients would not flow through."""
+    def _without_gradients(self, values: Sequence[Any]) -> str | None:
+        """Name a variable or a list that steps would lose the gradients of."""
         named: list[tuple[str, Any]] = [*zip(self._spec.state, values, strict=True)]
         outputs = (each.name for each in self._spec.outputs)
+        for name, value in named:
+            if any(map(self._api.is_traced_number, _leaves(value))):
+                return f"{name} is a Python number that is differentiated: use np.float64(…)"
         for name, value in [*named, *zip(outputs, self._examples, strict=True)]:
             if any(loses_gradients(leaf, self._api) for leaf in _leaves(value)):
                 return (
@@ -266,22 +269,20 @@ class _TransformedLoop:
         scanned: list[Any] = []
         if items is not None and spec.needs_item:
             items.prepare(self._turn, sources, scanned, api)
-        numbers = any(map(api.is_traced_number, _leaves(values)))
         views_matter = spec.is_exposed or bool(spec.changed)
-        objects = StepObjects(api, at, numbers=numbers, views_matter=views_matter)
+        objects = StepObjects(api, at, views_matter=views_matter)
         outputs = None
         if spec.outputs:
             examples = [
                 None if each.kind == "store" else seen + seen[-1:] * ((each.most or 0) - len(seen))
                 for each, seen in zip(spec.outputs, self._examples, strict=True)
             ]
-            outputs = LoopOutputs(spec, examples, objects, api, at, numbers=numbers)
+            outputs = LoopOutputs(spec, examples, objects, api, at)
         needs_step = items is not None and spec.needs_item and items.needs_step
         is_bare = spec.is_bare and not needs_step and self._is_array(values[0])
         frame = (BareFrame if is_bare else Frame)(
             *(spec, objects, items, outputs, api, at),
             last=None if math.isinf(self._left) else self._turn + int(self._left),
-            numbers=numbers,
             scans=bool(scanned) or (outputs is not None and outputs.has_arrays),
         )
         state, before = frame.initial(values, self._turn, self._like)

@@ -27,7 +27,7 @@ from .runtime import Runtime
 
 __all__ = ["transform"]
 
-_FACTORY = "__remat_factory"
+_FACTORY = "_remat_factory"
 _FUTURE = 0
 for _feature in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _feature).compiler_flag
@@ -82,17 +82,16 @@ def _transform_code(code: CodeType, filename: str, qualified: str) -> Transforme
         return Transformed(None, "", {}, (refusal,))
     if tree is None:
         return Transformed(None, "", {}, ())
-    _write_out_names(tree, code, qualified)
-    has_rest = bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args, **kwargs
-    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + has_rest]
-    found = find_loops(tree, (*code.co_varnames, *code.co_cellvars), arguments)
+    if "__class__" in code.co_freevars:
+        _write_out_super(tree)
+    found = find_loops(tree)
     specs = {loop: each for loop, each in found.items() if isinstance(each, LoopSpec)}
     refusals = tuple(each for each in found.values() if isinstance(each, Refusal))
     if not specs:
         return Transformed(None, ast.unparse(tree), {}, refusals)
     rewrite(tree, specs)
     by_number = {spec.number: spec for spec in specs.values()}
-    return Transformed(_compile(tree, code), ast.unparse(tree), by_number, refusals)
+    return Transformed(_compile(tree, code, qualified), ast.unparse(tree), by_number, refusals)
 
 
 # -- from a function to its tree ---------------------------------------------------------------
@@ -127,64 +126,40 @@ def _parse(code: CodeType) -> Function | None:
     return node
 
 
-def _write_out_names(function: Function, code: CodeType, qualified: str) -> None:
-    """Write out what depends on where code stands: super(), and private names of a class."""
+def _write_out_super(function: Function) -> None:
+    """Give super() in loops its arguments: in a step it would look for others."""
     parameters = [*function.args.posonlyargs, *function.args.args]
     loops = [node for node in walk_scope(function.body) if isinstance(node, LOOPS)]
-    if "__class__" in code.co_freevars and parameters:
-        for node in walk_scope(loops):
-            match node:
-                case ast.Call(func=ast.Name(id="super"), args=[], keywords=[]):
-                    names = [
-                        ast.Name(each, ast.Load()) for each in ("__class__", parameters[0].arg)
-                    ]
-                    node.args = [ast.copy_location(each, node) for each in names]
-    owners = [each.split(".")[-2] for each in qualified.split(".<locals>.") if "." in each]
-    if owners:
-        name = function.name
-        _PrivateNames(owners[-1]).visit(function)
-        function.name = name
-
-
-class _PrivateNames(ast.NodeTransformer):
-    """Private names of a class, as Python spells them outside of it."""
-
-    def __init__(self, owner: str) -> None:
-        self._prefix = f"_{owner.lstrip('_')}"
-
-    def _spelled(self, name: str) -> str:
-        is_private = name.startswith("__") and not name.endswith("__") and "." not in name
-        return self._prefix + name if is_private else name
-
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        if isinstance(node, ast.ClassDef):
-            return node  # has names of its own
-        for field in ("id", "attr", "arg", "name"):
-            value = getattr(node, field, None)
-            if isinstance(value, str) and not isinstance(node, ast.keyword):
-                setattr(node, field, self._spelled(value))
-        if isinstance(node, ast.Global | ast.Nonlocal):
-            node.names = list(map(self._spelled, node.names))
-        return super().generic_visit(node)
+    for node in walk_scope(loops if parameters else []):
+        match node:
+            case ast.Call(func=ast.Name(id="super"), args=[], keywords=[]):
+                names = [ast.Name(each, ast.Load()) for each in ("__class__", parameters[0].arg)]
+                node.args = [ast.copy_location(each, node) for each in names]
 
 
 # -- from a tree to a function -----------------------------------------------------------------
 
 
-def _compile(function: Function, code: CodeType) -> CodeType:
-    """Compile a tree to the code of a function with the free variables of another one."""
-    free = [ast.arg(name) for name in (*code.co_freevars, RUNTIME)]
-    none: list[Any] = []
-    arguments = ast.arguments(none, free, None, [], [], None, [])
-    inner_function = copy.copy(function)
-    factory = ast.FunctionDef(_FACTORY, arguments, [inner_function], [], None)
-    if "type_params" in ast.FunctionDef._fields:  # from Python 3.12 on; they have a scope around it
-        inner_function.type_params = []  # type: ignore[union-attr]
-        factory.type_params = []  # type: ignore[attr-defined]
-    module = ast.fix_missing_locations(ast.Module([factory], []))
+def _compile(function: Function, code: CodeType, qualified: str) -> CodeType:
+    """Compile a tree to the code of a function with the free variables of another one.
+
+    A function around it binds these; a class around that makes Python spell private names.
+    """
+    owners = [each.split(".")[-2] for each in qualified.split(".<locals>.") if "." in each]
+    path = [*owners[-1:], _FACTORY]
+    free = ", ".join((*code.co_freevars, RUNTIME))
+    head = f"class {owners[-1]}:\n    def" if owners else "def"
+    module = ast.parse(f"{head} {_FACTORY}({free}): pass")
+    factory: Any = module.body[0]
+    for _ in owners[-1:]:
+        factory = factory.body[0]
+    inner_function: Any = copy.copy(function)
+    if hasattr(function, "type_params"):  # from Python 3.12 on; they have a scope around it
+        inner_function.type_params = []
+    factory.body = [inner_function]
     flags = code.co_flags & _FUTURE
     made = compile(module, code.co_filename, "exec", flags=flags, dont_inherit=True)
-    for name in (_FACTORY, code.co_name):
+    for name in (*path, code.co_name):
         inner = [each for each in made.co_consts if isinstance(each, CodeType)]
         made = next(each for each in inner if each.co_name == name)
     return _renamed(made, made.co_qualname, code.co_qualname)
