@@ -8,7 +8,7 @@ from typing import Any
 from .. import trees
 from ..engines.compiling import uncompiled
 from ..engines.locate import engine_for
-from ..loops import LoopOptions, MemorySize, ScheduleName
+from ..loops import LoopOptions, MemorySize, Progress, ScheduleName
 from ..loops.options import check_budget
 from ..schedules import Schedule
 from ..schedules.check import options_by_name, whole_number
@@ -173,7 +173,7 @@ def checkpointed_while(
     return final, checkpoints
 
 
-def _progress(steps: int | None, wanted: bool) -> Any:
+def _progress(steps: int | None, wanted: bool) -> Progress | None:
     check_option("progress", wanted)
     if not wanted:
         return None
