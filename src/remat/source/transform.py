@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import LoopTransformError, RematWarning
 from .analysis import LoopSpec, find_loops
-from .names import LOOPS, Function, walk_scope
+from .names import LOOPS, Function, bound_names, declared_names, walk_scope
 from .protocols import LoopSite, Options, Runner, Values
 from .refusals import Refusal
 from .rewriting import RUNTIME, rewrite
@@ -85,7 +85,10 @@ def _transform_code(code: CodeType, filename: str, qualified: str) -> Transforme
     _write_out_names(tree, code, qualified)
     has_rest = bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args, **kwargs
     arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + has_rest]
-    found = find_loops(tree, (*code.co_varnames, *code.co_cellvars), arguments)
+    # Why not all of the code's? From Python 3.12 on, those have names of comprehensions, too.
+    local = bound_names(tree.body) - declared_names(tree.body, ast.Global, ast.Nonlocal)
+    local = local.union(arguments).intersection(code.co_varnames + code.co_cellvars)
+    found = find_loops(tree, local, arguments)
     specs = {loop: each for loop, each in found.items() if isinstance(each, LoopSpec)}
     refusals = tuple(each for each in found.values() if isinstance(each, Refusal))
     if not specs:
