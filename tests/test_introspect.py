@@ -20,8 +20,8 @@ from remat.introspect import (
     GONE,
     NOWHERE,
     Attribute,
+    FixedPart,
     Item,
-    Part,
     Walk,
     find_within,
     is_lazy,
@@ -255,7 +255,7 @@ def test_cells_can_be_exchanged() -> None:
     assert inner() == 5
 
 
-@pytest.mark.parametrize("place", [NOWHERE, Part((1,), "[0]")])
+@pytest.mark.parametrize("place", [NOWHERE, FixedPart((1,), "[0]")])
 def test_places_that_cannot_be_exchanged(place) -> None:
     place.put(3)
     assert place.get() is GONE

@@ -23,8 +23,8 @@ __all__ = [
     "GONE",
     "NOWHERE",
     "Attribute",
+    "FixedPart",
     "Item",
-    "Part",
     "Place",
     "Walk",
     "find_within",
@@ -116,7 +116,7 @@ class Attribute(Place):
         return f".{self.key}"
 
 
-class Part(Place):
+class FixedPart(Place):
     """A part of what cannot be changed: of a tuple, a partial, a method. `key` is its suffix."""
 
     __slots__ = ()
@@ -229,20 +229,20 @@ def _nowhere(values: Iterable[Any]) -> list[Reference]:
 
 
 def _of_tuple(value: Any) -> list[Reference]:
-    parts = [(part, Part(value, f"[{i}]")) for i, part in enumerate(value)]
+    parts = [(part, FixedPart(value, f"[{i}]")) for i, part in enumerate(value)]
     return [*parts, (type(value), NOWHERE)]
 
 
 def _of_partial(value: functools.partial[Any]) -> list[Reference]:
-    args = [(arg, Part(value, f".args[{i}]")) for i, arg in enumerate(value.args)]
-    keywords = [(arg, Part(value, f".{name}")) for name, arg in value.keywords.items()]
-    return [(value.func, Part(value, "")), *args, *keywords]
+    args = [(arg, FixedPart(value, f".args[{i}]")) for i, arg in enumerate(value.args)]
+    keywords = [(arg, FixedPart(value, f".{name}")) for name, arg in value.keywords.items()]
+    return [(value.func, FixedPart(value, "")), *args, *keywords]
 
 
 def _of_method(value: types.MethodType) -> list[Reference]:
     return [
-        (value.__self__, Part(value, "", type(value.__self__).__name__)),
-        (value.__func__, Part(value, "")),
+        (value.__self__, FixedPart(value, "", type(value.__self__).__name__)),
+        (value.__func__, FixedPart(value, "")),
     ]
 
 

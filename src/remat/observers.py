@@ -79,12 +79,12 @@ class AllocationTracker(Protocol):
         """Without effect if it was not started, or was stopped before."""
 
 
-class _Threads(threading.local):
+class _ThreadObservers(threading.local):
     def __init__(self) -> None:
         self.observers: tuple[Observer, ...] = ()
 
 
-_threads = _Threads()
+_threads = _ThreadObservers()
 
 
 def observers() -> tuple[Observer, ...]:

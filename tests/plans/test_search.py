@@ -15,7 +15,7 @@ from remat.errors import BudgetTooSmallError
 from remat.plans import Kind, Op, Plan, Trace, Value, frontier, plan_trace, simulate
 from remat.plans.bounds import LowerBound
 from remat.plans.chain import plan_chains
-from remat.plans.curve import Frontier, FrontierPoint
+from remat.plans.curve import FrontierCurve, FrontierPoint
 from remat.plans.facts import Facts
 from remat.plans.layers import LayerChain, choose_cuts
 from remat.plans.parts import find_parts
@@ -391,7 +391,7 @@ def test_what_costs_nothing_is_saved_at_the_knee() -> None:
     for free in ([], [(70, 0.004)], [(66, 0.012), (80, 0.001)]):
         points = [*steep, (64, 0.015), *free, (100, 0.0)]
         points = sorted(set(points), key=lambda p: p[0])
-        curve = Frontier(tuple(FrontierPoint(b, s, plan) for b, s in points), 100, 1.0)
+        curve = FrontierCurve(tuple(FrontierPoint(b, s, plan) for b, s in points), 100, 1.0)
         assert curve.knee.peak_bytes == 20
 
 

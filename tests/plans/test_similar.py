@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -115,3 +116,19 @@ def test_budgets_as_people_write_them(budget: float | str) -> None:
     other = scaled(trace, 1.1)
     plan = searches(other).plan(budget)
     assert plan.memory_budget == (int(0.5 * other.plain_peak) if budget == 0.5 else 40_000_000)
+
+
+def test_seconds_that_change_a_plan_by_little_cost_no_search() -> None:
+    """Each op is measured up to a few percent otherwise from pass to pass."""
+    planner, trace = Counting(), mlp(20)
+    searches = Searches(planner)
+    searches(trace).plan(0.5)
+    for number in range(10):
+        noise = random.Random(number)
+        ops = [replace(op, seconds=op.seconds * noise.uniform(0.95, 1.05)) for op in trace.ops]
+        other = replace(trace, ops=tuple(ops))
+        plan = searches(other).plan(0.5)
+        assert plan.extra_seconds == simulate(other, plan).extra_seconds
+        whole = other.seconds + other.backward_seconds
+        assert plan.extra_seconds <= Search(other).plan(0.5).extra_seconds + 0.05 * whole
+    assert planner.traces == [trace]

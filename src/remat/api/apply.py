@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..engines.locate import ModuleEngine, engine_of_module
+from ..engines.locate import ModuleFunctions, engine_of_module
 from ..schedules.check import options_by_name, whole_number
 from ..segments import SegmentOptions
 from .budgets import auto_checkpoint
@@ -101,7 +101,7 @@ def applied(model: Any) -> list[str]:
     return _engine(model).applied_to(model)
 
 
-def _engine(model: Any) -> ModuleEngine:
+def _engine(model: Any) -> ModuleFunctions:
     refuse_module_class(model, "model")
     return engine_of_module(model)
 

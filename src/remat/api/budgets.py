@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 from ..core.budget import Budget
 from ..engines.compiling import is_compiling
-from ..engines.locate import Engine, engine_of_module, engines_in_use
+from ..engines.locate import EngineFunctions, engine_of_module, engines_in_use
 from ..errors import RematError, UnsupportedError
 from ..plans import PassRecord, Trace
 from ..plans.planner import Plans
@@ -75,10 +75,10 @@ class GradientBudget:
         if memory_budget is not None:
             check_memory_budget(memory_budget, "memory_budget")
         self._amount = memory_budget
-        self._budgets: dict[Engine, Budget] = {}
+        self._budgets: dict[EngineFunctions, Budget] = {}
 
     @contextmanager
-    def within(self, engine: Engine) -> Iterator[None]:
+    def within(self, engine: EngineFunctions) -> Iterator[None]:
         """Compute a gradient within the budget, if there is one."""
         if self._amount is None:
             yield

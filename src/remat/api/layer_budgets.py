@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..engines.compiling import uncompiled
-from ..engines.locate import Engine, engine_of_call, is_torch_module
+from ..engines.locate import EngineFunctions, engine_of_call, is_torch_module
 from ..observers import warn_once
 from ..plans import Trace
 from ..plans.planner import Plans
@@ -43,7 +43,7 @@ def _run(layers: Sequence[Layer], value: Any) -> Any:
 class _LayerBudget:
     """The budget of one chain, with the plans that were made for it."""
 
-    def __init__(self, engine: Engine, memory_budget: int | float | str) -> None:
+    def __init__(self, engine: EngineFunctions, memory_budget: int | float | str) -> None:
         self._budget = engine.Budget(memory_budget, self._plans_of)
         self._ends: list[int] = []
 
@@ -66,16 +66,16 @@ class _LayerBudget:
         return Search(trace, self._ends)
 
 
-class _Threads(threading.local):
+class _ThreadChains(threading.local):
     def __init__(self) -> None:
         self.chains: OrderedDict[Any, _LayerBudget] = OrderedDict()
 
 
-_threads = _Threads()
+_threads = _ThreadChains()
 
 
 def _remembered(
-    engine: Engine, memory_budget: int | float | str, layers: list[Layer]
+    engine: EngineFunctions, memory_budget: int | float | str, layers: list[Layer]
 ) -> _LayerBudget:
     """Return the budget of a chain that ran before in this thread, or a new one.
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ..stores import Arrays, Store
 
 __all__ = [
-    "Engine",
-    "ModuleEngine",
+    "EngineFunctions",
+    "ModuleFunctions",
     "OpenScope",
     "allocation_tracker",
     "engine_for",
@@ -58,7 +58,7 @@ class OpenScope(Protocol):
     def drop(self) -> None: ...
 
 
-class Engine(Protocol):
+class EngineFunctions(Protocol):
     """What an engine brings; a module can be one."""
 
     @property
@@ -146,7 +146,7 @@ class Engine(Protocol):
         ...
 
 
-class ModuleEngine(Engine, Protocol):
+class ModuleFunctions(EngineFunctions, Protocol):
     """What an engine brings that has modules: PyTorch's."""
 
     def checkpointed_module(self, module: Any, run: Callable[..., Any]) -> Any:
@@ -186,7 +186,7 @@ class ModuleEngine(Engine, Protocol):
 _FOREIGN = {"torch": "Tensor", "jax": "Array"}
 
 
-def engine_for(leaves: Iterable[Any], function: Any = None) -> Engine:
+def engine_for(leaves: Iterable[Any], function: Any = None) -> EngineFunctions:
     """Return the engine for these values: NumPy unless one of them belongs to another framework.
 
     If no value belongs to one, the `function` that gets them may: a module, or a function that
@@ -202,7 +202,7 @@ def engine_for(leaves: Iterable[Any], function: Any = None) -> Engine:
 
 def engine_of_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Engine:
+) -> EngineFunctions:
     """Return the engine for a call; a tensor among the arguments decides quickly."""
     tensor = _array_type("torch")
     if tensor is not None:
@@ -214,7 +214,7 @@ def engine_of_call(
     return engine_for(trees.flatten((args, kwargs))[0], function)
 
 
-def engine_in_use(value: Any = None) -> Engine:
+def engine_in_use(value: Any = None) -> EngineFunctions:
     """Return the engine that records what the program runs now.
 
     If `value` is an array, it tells. Otherwise NumPy's, while a NumPy function is being
@@ -226,13 +226,13 @@ def engine_in_use(value: Any = None) -> Engine:
     return _load("torch")
 
 
-def engines_in_use() -> list[Engine]:
+def engines_in_use() -> list[EngineFunctions]:
     """Return all engines that the program may use: NumPy's, and that of PyTorch if imported."""
     frameworks = ["numpy"] if _array_type("torch") is None else ["numpy", "torch"]
     return [_load(framework) for framework in frameworks]
 
 
-def engine_of_module(model: Any, remedy: str = "") -> ModuleEngine:
+def engine_of_module(model: Any, remedy: str = "") -> ModuleFunctions:
     """Return the engine of a module; only PyTorch has some. `remedy` is for functions of NumPy."""
     if not is_torch_module(model):
         raise TypeError(f"model must be a torch.nn.Module, got {shown(model)}{remedy}")
@@ -261,7 +261,7 @@ def is_torch_module(value: Any) -> bool:
 
 
 @functools.cache
-def _load(framework: str) -> Engine:
+def _load(framework: str) -> EngineFunctions:
     if framework == "jax":
         raise UnsupportedError(
             "this version of remat has no engine for jax; convert to NumPy arrays or to tensors "
@@ -270,14 +270,14 @@ def _load(framework: str) -> Engine:
     return _torch_engine() if framework == "torch" else _numpy_engine()
 
 
-def _numpy_engine() -> Engine:
+def _numpy_engine() -> EngineFunctions:
     from . import numpy as engine  # noqa: PLC0415  (an engine is loaded when it is needed)
 
     return engine
 
 
 @functools.cache
-def _torch_engine() -> ModuleEngine:
+def _torch_engine() -> ModuleFunctions:
     from . import torch as engine  # noqa: PLC0415
 
     return engine

@@ -24,12 +24,12 @@ from .protocols import LoopObserver
 __all__ = ["Account", "LoopEvents", "is_inside_a_region"]
 
 
-class _Threads(threading.local):
+class _ThreadAccount(threading.local):
     def __init__(self) -> None:
         self.account: Account | None = None  # of the innermost region that runs
 
 
-_threads = _Threads()
+_threads = _ThreadAccount()
 
 
 def is_inside_a_region() -> bool:

@@ -121,7 +121,7 @@ class _Lookahead(Iterator[Action]):
             step += 1
 
 
-class _Recording(NamedTuple, Generic[StepTape, Held]):
+class _TapedSteps(NamedTuple, Generic[StepTape, Held]):
     tape: StepTape
     before: Held  # the state that it starts from, and the one that it ends in
     after: Held
@@ -158,7 +158,7 @@ class LoopRun(Generic[State, Held, StepTape, Gradient]):
         }
         rounding = [tier for tier, stored in self._stores.items() if not stored.exact]
         self._rounding = self._tiers[rounding[0]] if rounding else None
-        self._tapes: dict[int, _Recording[StepTape, Held]] = {}  # by their last step
+        self._tapes: dict[int, _TapedSteps[StepTape, Held]] = {}  # by their last step
         # The working state: live, or as it is held, which is all that recording needs.
         self._at: int | None = None
         self._live: State | None = None
@@ -166,7 +166,7 @@ class LoopRun(Generic[State, Held, StepTape, Gradient]):
         self._resumed_from = 0
         self._origin: Origin = None  # of the working state
         self._actions = _Lookahead(())
-        self._last: _Recording[StepTape, Held] | None = None
+        self._last: _TapedSteps[StepTape, Held] | None = None
         self.can_go_backward = False  # whether the forward pass held what backward needs
 
     @property
@@ -376,7 +376,7 @@ class LoopRun(Generic[State, Held, StepTape, Gradient]):
         self._early = {at: held for at, held in self._early.items() if at > reached}
         return reached
 
-    def _recorded(self, step: int, stop: int | None = None) -> _Recording[StepTape, Held]:
+    def _recorded(self, step: int, stop: int | None = None) -> _TapedSteps[StepTape, Held]:
         """Return the recording that ends with a step, or one up to `stop`, and its first step.
 
         What was held for its steps is freed.
@@ -393,7 +393,7 @@ class LoopRun(Generic[State, Held, StepTape, Gradient]):
                 before = self._held_state()
                 tape, after = self.operations.record(before, step, stop)
             self._count(step, stop)
-            found = _Recording(tape, before, after, step, self._origin)
+            found = _TapedSteps(tape, before, after, step, self._origin)
         steps = range(found.start, stop)
         for tier in self._tiers.values():
             for at in tier.among(steps):

@@ -69,12 +69,15 @@ class EngineSteps(ABC, Generic[State, Context, StepTape]):
         self.call = call.step
         self.structure = call.structure
         self.inputs = StepInputs(self.arrays, xs, call.xs_structure)
-        self.outputs = StepOutputs(self.arrays, call.steps, wanted=call.xs_structure is not None)
+        self.outputs = self._new_outputs(call)
         self.plain_bytes = 0  # what a step adds to a pass without checkpointing, if measured
         self.seconds = 0.0  # that steps have taken, without their backward
         self._numbers = numbers
         self._is_single = call.structure.is_leaf()
         self._reached = 0  # the step that the first pass has reached
+
+    def _new_outputs(self, call: LoopCall) -> StepOutputs:
+        return StepOutputs(self.arrays, call.steps, wanted=call.xs_structure is not None)
 
     # -- what the runner asks ------------------------------------------------------------------
 

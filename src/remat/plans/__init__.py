@@ -9,12 +9,12 @@ from .simulate import Alive, Moment, Simulation, simulate
 from .trace import Kind, Op, Trace, Value
 
 if TYPE_CHECKING:
-    from .curve import Frontier, FrontierPoint, frontier
+    from .curve import FrontierCurve, FrontierPoint, frontier
     from .search import plan_trace
 
 __all__ = [
     "Alive",
-    "Frontier",
+    "FrontierCurve",
     "FrontierPoint",
     "Kind",
     "Moment",
@@ -30,7 +30,12 @@ __all__ = [
     "simulate",
 ]
 
-_LATE = {"Frontier": "curve", "FrontierPoint": "curve", "frontier": "curve", "plan_trace": "search"}
+_LATE = {
+    "FrontierCurve": "curve",
+    "FrontierPoint": "curve",
+    "frontier": "curve",
+    "plan_trace": "search",
+}
 
 
 def __getattr__(name: str) -> Any:

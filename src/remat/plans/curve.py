@@ -8,7 +8,7 @@ from .plan import Plan
 from .search import search_of
 from .trace import Trace
 
-__all__ = ["Frontier", "FrontierPoint", "frontier"]
+__all__ = ["FrontierCurve", "FrontierPoint", "frontier"]
 
 _POINTS = 20
 _FREE, _DEAREST = 0.02, 1.0  # of a plain pass: seconds that nobody notices, and that nobody wants
@@ -24,7 +24,7 @@ class FrontierPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Frontier:
+class FrontierCurve:
     """Peak bytes against seconds of recomputation; the fewest bytes first."""
 
     points: tuple[FrontierPoint, ...]
@@ -55,7 +55,7 @@ class Frontier:
         return point.extra_seconds <= share * self.plain_seconds
 
 
-def frontier(trace: Trace) -> Frontier:
+def frontier(trace: Trace) -> FrontierCurve:
     """Return the curve of peak memory against time of a recorded pass, for all budgets.
 
     >>> from remat.plans import Kind, Op, Trace, Value, frontier
@@ -73,4 +73,4 @@ def frontier(trace: Trace) -> Frontier:
     for n in range(_POINTS + 1):
         search.best(least + (most - least) * n // _POINTS)
     points = [FrontierPoint(plan.peak_bytes, plan.extra_seconds, plan) for plan in search.plans]
-    return Frontier(tuple(points), most, trace.seconds + trace.backward_seconds)
+    return FrontierCurve(tuple(points), most, trace.seconds + trace.backward_seconds)

@@ -4,7 +4,8 @@ What to keep of a pass depends on the order of its ops and on how bytes and seco
 among them, and little on how many there are. So a trace with the ops and the wiring of one that has
 been searched takes its plan from there: that for the same part of the plain peak, judged on the new
 trace. Only where no plan fits, or one costs clearly more than it does where it comes from, the new
-trace is searched.
+trace is searched. The same holds for a program whose ops were timed once more: it is searched again
+if more than a few percent of the seconds are other ops' than they were.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _MANY = 4  # programs whose searches are held
 _TRIES = 8  # smaller budgets of the search, until a plan fits
 _STEP = 0.96  # times the budget is the next one
 _MARGIN = 0.02  # of a plain pass: a plan may cost so much more here than where it comes from
+_MOVED = 0.025  # of a pass: seconds of ops may be measured so much otherwise
 _RENEWED = 3  # times that a program is searched again because of the margin
 
 
@@ -41,7 +43,7 @@ class Searches:
         kept = self._kept.pop(program, None)
         if kept is None:
             kept = _Kept(trace, self._planner)
-        elif kept.trace != trace and kept.trace.signature == trace.signature:
+        elif kept.trace.signature == trace.signature and _moved(kept.trace, trace) > _MOVED:
             kept.search(trace)  # its ops were timed once more
         self._kept[program] = kept
         while len(self._kept) > _MANY:
@@ -118,6 +120,17 @@ class _SimilarPlans:
 
 def _seconds(trace: Trace) -> float:
     return trace.seconds + trace.backward_seconds
+
+
+def _moved(one: Trace, other: Trace) -> float:
+    """Return the share of a pass that other ops take than were thought to.
+
+    If each op runs again once at most, no plan gains more than twice as much by a new search.
+    """
+    times = [
+        [op.seconds / max(1e-12, _seconds(trace)) for op in trace.ops] for trace in (one, other)
+    ]
+    return sum(abs(a - b) for a, b in zip(*times, strict=True)) / 2
 
 
 def _program(trace: Trace) -> str:

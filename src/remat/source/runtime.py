@@ -89,7 +89,7 @@ class CompiledLoop:
         return self._iterable
 
 
-class _LoopRun:
+class _TransformedLoop:
     """One run of a loop."""
 
     def __init__(self, runtime: Runtime, spec: LoopSpec, options: Options) -> None:
@@ -330,7 +330,7 @@ class _LoopRun:
                 return state
 
 
-class ForLoop(_LoopRun):
+class ForLoop(_TransformedLoop):
     """A run of a `for` loop."""
 
     def __init__(self, runtime: Runtime, spec: LoopSpec, iterable: Any) -> None:
@@ -361,7 +361,7 @@ class ForLoop(_LoopRun):
                 return
 
 
-class WhileLoop(_LoopRun):
+class WhileLoop(_TransformedLoop):
     """A run of a `while` loop."""
 
     def __init__(self, runtime: Runtime, spec: LoopSpec) -> None:

@@ -234,7 +234,7 @@ def test_every_way_back_is_counted() -> None:
     with remat.CheckpointProfiler() as profiler:
         recording = record(lambda x: [remat.checkpoint(deep(np.sin), x[0])], [X], [True])
         for _ in range(4):
-            recording.go_back([X], [None])
+            recording.go_back([X])
     assert profiler.checkpoint_count() == 1
     assert profiler.recompute_count() == 4
 
@@ -258,7 +258,7 @@ def test_what_goes_back_in_another_thread_is_reported_to_the_same_observers() ->
     """An observer of the first thread sees a way back that a second thread makes."""
     with remat.CheckpointProfiler() as profiler:
         recording = record(lambda x: [remat.checkpoint(deep(np.sin), x[0])], [X], [True])
-        thread = threading.Thread(target=recording.go_back, args=([X], [None]))
+        thread = threading.Thread(target=recording.go_back, args=([X],))
         thread.start()
         thread.join()
         assert profiler.recompute_count() == 1
@@ -342,7 +342,7 @@ def test_a_kept_segment_can_be_gone_back_through_often() -> None:
         for each in (run, directly)
     ]
     for seed in np.eye(4):
-        found, expected = (each.go_back([np.resize(seed, SIZE)], [None])[0] for each in recordings)
+        found, expected = (each.go_back([np.resize(seed, SIZE)])[0] for each in recordings)
         np.testing.assert_array_equal(found[0], expected[0])
 
 

@@ -52,7 +52,7 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
     if rule is None and wrapper is None:
         name = f"{func.__module__}.{func.__name__}".replace("numpy", "np")
         raise UnsupportedError(
-            f"{name} is not followed on traced arrays; write it with other NumPy functions, or "
+            f"{name} is not supported on traced arrays; write it with other NumPy functions, or "
             "give it a rule with autograd.extend.primitive and defvjp"
         )
     try:
@@ -75,7 +75,7 @@ def fitting_error(func: Any, args: Any, kwargs: Any, error: Exception) -> Except
     except Exception as own:
         return own
     reason = str(error) or str(error.__cause__ or type(error).__name__)
-    return UnsupportedError(f"np.{func.__name__} is not followed with these arguments ({reason})")
+    return UnsupportedError(f"np.{func.__name__} is not supported with these arguments ({reason})")
 
 
 def _plain_tree(value: Any) -> Any:
@@ -98,7 +98,7 @@ def ufunc_method(ufunc: Any, method: str, inputs: Any, kwargs: Any) -> Any:
         (np.add, "accumulate"): np.cumsum,
     }.get((ufunc, method))
     if same is None:
-        raise UnsupportedError(f"np.{ufunc.__name__}.{method} is not followed on traced arrays")
+        raise UnsupportedError(f"np.{ufunc.__name__}.{method} is not supported on traced arrays")
     if len(inputs) < 2:
         kwargs.setdefault("axis", 0)  # unlike np.sum, np.add.reduce goes over the first axis
     return call(same, inputs, kwargs)
@@ -166,7 +166,7 @@ def positional(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return args, kwargs
     names = _names(func)
     if not set(traced) <= set(names):
-        raise UnsupportedError(f"np.{func.__name__}: pass {traced} by position to have it followed")
+        raise UnsupportedError(f"np.{func.__name__}: pass {traced} by position")
     parameters, rest, given = _signature(func).parameters, dict(kwargs), list(args)
     for name in names[len(args) : max(map(names.index, traced)) + 1]:
         given.append(rest.pop(name, parameters[name].default))
@@ -193,11 +193,11 @@ def _refuse_options(func: Any, args: Any, kwargs: Any) -> None:
         is_word = isinstance(value, str | bool | type(None))
         if value is not np._NoValue and not (is_word and value in allowed):
             raise UnsupportedError(
-                f"np.{func.__name__} is not followed with {name}={value!r}; leave {name} out"
+                f"np.{func.__name__} is not supported with {name}={value!r}; leave {name} out"
             )
     dtype = given.get("dtype")
     if dtype is not None and np.dtype(dtype).kind not in "fc":
-        raise UnsupportedError(f"np.{func.__name__} is not followed with dtype={dtype!r}")
+        raise UnsupportedError(f"np.{func.__name__} is not supported with dtype={dtype!r}")
 
 
 def _same_if_alias(result: Any, args: Any) -> Any:
@@ -232,4 +232,4 @@ def numpy_functions(*names: str) -> list[Any]:
 def refuse(name: str, options: dict[str, Any]) -> None:
     unknown = [key for key, value in options.items() if value is not None]
     if unknown:
-        raise UnsupportedError(f"np.{name} is followed without {', '.join(sorted(unknown))}")
+        raise UnsupportedError(f"np.{name} is supported without {', '.join(sorted(unknown))}")

@@ -81,7 +81,7 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
         if name.startswith("_") or not hasattr(np.ndarray, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         raise _NoSuchAttribute(
-            f"ndarray.{name} is not followed on traced arrays; write it with NumPy functions, "
+            f"ndarray.{name} is not supported on traced arrays; write it with NumPy functions, "
             "slices and x.ravel()"
         )
 
@@ -104,7 +104,7 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
         out = kwargs.pop("out", None)
         if kwargs.get("where", True) is not True:
             raise UnsupportedError(
-                f"np.{ufunc.__name__} is not followed with where=; use np.where on its result"
+                f"np.{ufunc.__name__} is not supported with where=; use np.where on its result"
             )
         if method != "__call__":
             result = array_function.ufunc_method(ufunc, method, inputs, kwargs)
@@ -304,7 +304,7 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
 
     def conj(self, out: Any = None) -> Any:
         if out is not None:
-            raise UnsupportedError("ndarray.conj is followed without out")
+            raise UnsupportedError("ndarray.conj is supported without out")
         # (Unlike np.conj, the method returns real numbers as they are: not even a copy.)
         return anp.conj(self) if self.dtype.kind == "c" else self
 
@@ -356,12 +356,12 @@ for _name in (
 
 
 def _operator(name: str) -> Any:
-    """Call autograd's operator, and say what it does not follow."""
-    followed = getattr(ArrayBox, f"__{name}__")
+    """Call autograd's operator, and say what it does not support."""
+    operation = getattr(ArrayBox, f"__{name}__")
 
     def call(self: Any, other: Any) -> Any:
         try:
-            return followed(self, other)
+            return operation(self, other)
         except RematError:
             raise
         except Exception as error:
@@ -400,26 +400,26 @@ class TracedView(TracedArray):
 
     @property
     def _value(self) -> Any:
-        self._follow()
+        self._update_view()
         return self.viewed
 
     @property
     def _node(self) -> Any:
-        self._follow()
+        self._update_view()
         return self.node
 
-    def _follow(self) -> None:
+    def _update_view(self) -> None:
         """Look at what the owner is now."""
         if self.owner is None or self.owner._node is self.seen:
             return
-        fresh = None if self.chain is None else self.chain(self.owner)
-        if not isinstance(fresh, TracedView):
+        view = None if self.chain is None else self.chain(self.owner)
+        if not isinstance(view, TracedView):
             raise UnsupportedError(
                 "this view was taken before the array under it was changed in place, by a function "
                 "that cannot be called again; take the view after the change, or change a copy"
             )
         before: Node = self.node
-        self._note(fresh.viewed, fresh.node)
+        self._note(view.viewed, view.node)
         before.box.leave()
         self.node.box.bind(self)
 
@@ -445,7 +445,7 @@ class TracedView(TracedArray):
         self._refuse_read_only()
         if self.owner is None or self.chain is None:
             raise UnsupportedError(
-                "an in-place change of a view is not followed if it was taken by a checkpointed "
+                "an in-place change of a view is not supported if it was taken by a checkpointed "
                 "call, by a primitive of your own or in an outer trace; change the array itself, "
                 "or a copy"
             )
@@ -466,7 +466,7 @@ def _call_ufunc(ufunc: Any, inputs: Any, kwargs: Any) -> Any:
     if ufunc in array_function.rules:
         return array_function.call(ufunc, inputs, kwargs)
     if wrapper is None:
-        raise UnsupportedError(f"np.{ufunc.__name__} is not followed on traced arrays")
+        raise UnsupportedError(f"np.{ufunc.__name__} is not supported on traced arrays")
     try:
         return wrapper(*inputs, called_by_autograd_dispatcher=True, **kwargs)
     except RematError:
@@ -478,7 +478,7 @@ def _call_ufunc(ufunc: Any, inputs: Any, kwargs: Any) -> Any:
 def _write(out: tuple[Any, ...], result: Any, inputs: Any) -> Any:
     if len(out) > 1:
         raise UnsupportedError(
-            f"a ufunc with {len(out)} results is followed without out=; use what it returns"
+            f"a ufunc with {len(out)} results is supported without out=; use what it returns"
         )
     (target,) = out
     if not isinstance(target, TracedArray):

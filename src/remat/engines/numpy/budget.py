@@ -24,12 +24,12 @@ __all__ = ["NumpyBudget", "record_trace", "record_within"]
 Run = Callable[[list[Any]], list[Any]]
 
 
-class _Threads(threading.local):
+class _ThreadBudgets(threading.local):
     def __init__(self) -> None:
         self.budgets: list[NumpyBudget] = []  # that have begun, the innermost last
 
 
-_threads = _Threads()
+_threads = _ThreadBudgets()
 
 
 class NumpyPassRegion(PassRegion, NumpyRegion):
@@ -138,6 +138,6 @@ def record_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         states.restore(states.last_snapshot)
     seeds = [zeros_like(r) + 1 if is_differentiable(r) else None for r in recording.results]
     began = time.perf_counter()
-    recording.go_back(seeds, [None] * len(leaves), once=True)
+    recording.go_back(seeds, once=True)
     trace = within.planned[0].trace if within.planned else Trace((), ())
     return budget.with_backward(trace, time.perf_counter() - began)

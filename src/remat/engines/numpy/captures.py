@@ -28,16 +28,15 @@ from ...introspect import (
     NOWHERE,
     Item,
     Place,
-    find_within,
-    is_lazy,
     name_of,
     references,
 )
 from ...loops import ClosedOverNumbers
+from ..hidden_results import refuse_hidden
 from .randomness import GENERATORS
 from .slots import Slots, are, group
 
-__all__ = ["Captures", "capture", "objects_among", "refuse_traced_inside"]
+__all__ = ["CapturedArrays", "capture", "objects_among", "refuse_traced_inside"]
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))
 _NUMBERS = (bool, int, float, complex, np.generic)
@@ -45,7 +44,7 @@ _CachedFunction = type(functools.lru_cache(lambda: None))
 _LEAVES = (*_ATOMS, np.generic, np.dtype, type, *GENERATORS)  # hold no arrays of the program
 
 
-class Captures:
+class CapturedArrays:
     """The traced arrays that functions close over, and the places that refer to them."""
 
     def __init__(self, holders: Sequence[list[Any]] = ()) -> None:
@@ -116,8 +115,7 @@ class Captures:
         suspects = [r for r in results if _is_object(r) and id(r) not in given]
         known = capture(self._holders).found_at if suspects else {}
         for result in suspects:
-            if find_within(result, _is_traced_or_float, known):
-                raise _hidden(result)
+            refuse_hidden(result, _is_traced_or_float, "the function", known)
 
     def _name(self, place: Place) -> str:
         return name_of(place, self.found_at)
@@ -178,8 +176,8 @@ def objects_among(leaves: Iterable[Any]) -> dict[int, list[Any]]:
 def refuse_traced_inside(results: Iterable[Any]) -> None:
     """Refuse results that hold traced arrays in an object that is no pytree."""
     for result in results:
-        if _is_object(result) and find_within(result, _is_traced):
-            raise _hidden(result)
+        if _is_object(result):
+            refuse_hidden(result, isbox, "the function")
 
 
 def _is_object(leaf: Any) -> bool:
@@ -189,27 +187,10 @@ def _is_object(leaf: Any) -> bool:
     return not (isinstance(leaf, _LEAVES) or isbox(leaf))
 
 
-def _is_traced(value: Any) -> bool:
-    return bool(isbox(value)) or is_lazy(value)
-
-
 def _is_traced_or_float(value: Any) -> bool:
     if isinstance(value, np.ndarray | np.generic):
         return value.dtype.kind in "fc"
-    return type(value) in (float, complex) or _is_traced(value)
-
-
-def _hidden(result: Any) -> UnsupportedError:
-    kind = type(result).__name__
-    if is_lazy(result):
-        return UnsupportedError(
-            f"the function returns a {kind}, which computes later: its gradient would be lost; "
-            "return a list or a tuple"
-        )
-    return UnsupportedError(
-        f"the function returns a {kind} with numbers in it, whose gradient would be lost: it is no "
-        "pytree; return arrays in a tuple, list, dict, named tuple or dataclass"
-    )
+    return type(value) in (float, complex) or isbox(value)
 
 
 def _left(value: Any) -> UnsupportedError:
@@ -227,13 +208,13 @@ def _left(value: Any) -> UnsupportedError:
     )
 
 
-def capture(holders: Sequence[list[Any]], *, arrays: bool = False) -> Captures:
+def capture(holders: Sequence[list[Any]], *, arrays: bool = False) -> CapturedArrays:
     """Search what stands in `holders`, lists of one function each, for what it closes over.
 
     With `arrays`, those of floating-point numbers are taken as if they were traced already.
     """
     is_wanted = _is_box_or_floats if arrays else isbox
-    found = Captures(holders)
+    found = CapturedArrays(holders)
     seen = found.found_at
     work: list[tuple[Any, Place]] = [(holder[0], Item(holder, 0)) for holder in holders]
     while work:
@@ -261,7 +242,7 @@ def capture(holders: Sequence[list[Any]], *, arrays: bool = False) -> Captures:
     return found
 
 
-def _look_into(value: Any, found: Captures) -> list[tuple[Any, Place]]:
+def _look_into(value: Any, found: CapturedArrays) -> list[tuple[Any, Place]]:
     """Note an object that is found for the first time; return what it refers to."""
     if isinstance(value, GENERATORS):
         found.generators.append(value)

@@ -62,7 +62,7 @@ def value_and_grad(
     for constant in large.values():
         constant.array()  # raises if the function has changed it by another name
     seeds = _seeds(recording.results, structures[0], init_grad)
-    gathered = recording.go_back(seeds, [None] * len(inputs), once=True)
+    gathered = recording.go_back(seeds, once=True)
     gradients = iter(
         None if not want else zeros_like(leaf) if total is None else _own(*total)
         for leaf, want, total in zip(inputs, wanted, gathered, strict=True)

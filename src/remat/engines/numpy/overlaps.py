@@ -59,9 +59,9 @@ def _overlapping(leaves: list[Any]) -> set[int]:
             owners.setdefault(id(memory_of(leaf)), {})[id(leaf)] = leaf
     return {
         key
-        for family in owners.values()
-        for key, leaf in (family.items() if len(family) > 1 else ())
-        if any(_overlap(leaf, other) for i, other in family.items() if i != key)
+        for views in owners.values()
+        for key, leaf in (views.items() if len(views) > 1 else ())
+        if any(_overlap(leaf, other) for i, other in views.items() if i != key)
     }
 
 

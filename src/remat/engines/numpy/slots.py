@@ -27,7 +27,7 @@ class Slots(Protocol):
         ...
 
 
-class Single:
+class SinglePlace:
     """Any place by itself."""
 
     def __init__(self, place: Place, original: Any) -> None:
@@ -42,7 +42,7 @@ class Single:
             self.place.put(values[0])
 
 
-class Neighbours:
+class ListEntries:
     """Entries of a list that follow one another."""
 
     def __init__(self, owner: list[Any], start: int, originals: list[Any]) -> None:
@@ -57,7 +57,7 @@ class Neighbours:
         self.owner[self.start : self.start + len(before)] = values[: len(before)]
 
 
-class Entries:
+class DictEntries:
     """Entries of a dict."""
 
     def __init__(self, owner: dict[Any, Any], keys: list[Any], originals: list[Any]) -> None:
@@ -84,27 +84,27 @@ def group(places: Sequence[tuple[Place, Any]]) -> list[Slots]:
     """Put places together that can be exchanged in one go."""
     groups: list[Slots] = []
     lists: dict[int, tuple[list[Any], dict[int, Any]]] = {}
-    dicts: dict[int, Entries] = {}
+    dicts: dict[int, DictEntries] = {}
     for place, original in places:
         owner = place.owner
         if isinstance(place, Item) and type(owner) is list:
             lists.setdefault(id(owner), (owner, {}))[1][place.key] = original
         elif isinstance(place, Item) and type(owner) is dict:
             if id(owner) not in dicts:
-                groups.append(dicts.setdefault(id(owner), Entries(owner, [], [])))
+                groups.append(dicts.setdefault(id(owner), DictEntries(owner, [], [])))
             dicts[id(owner)].keys.append(place.key)
             dicts[id(owner)].originals.append(original)
         else:
-            groups.append(Single(place, original))
+            groups.append(SinglePlace(place, original))
     for owner, entries in lists.values():
         groups += _runs(owner, entries)
     return groups
 
 
-def _runs(owner: list[Any], entries: dict[int, Any]) -> list[Neighbours]:
-    runs: list[Neighbours] = []
+def _runs(owner: list[Any], entries: dict[int, Any]) -> list[ListEntries]:
+    runs: list[ListEntries] = []
     for i in sorted(entries):
         if not runs or i != runs[-1].start + len(runs[-1].originals):
-            runs.append(Neighbours(owner, i, []))
+            runs.append(ListEntries(owner, i, []))
         runs[-1].originals.append(entries[i])
     return runs

@@ -22,14 +22,13 @@ from ...loops import (
     no_gradient_of_checkpoints,
     raised_in,
 )
-from .captures import Captures, capture, objects_among
+from .captures import CapturedArrays, capture, objects_among
 from .custom_vjp import run_custom_vjp
 from .loop_arrays import NumpyLoopArrays
 from .memory_measure import held_elsewhere, memories, nbytes, references, traced_memory
 from .overlaps import copy_of, guarded, refuse_write_to_overlap
 from .randomness import GeneratorStates, Randomness
 from .tape import (
-    Flagged,
     Recording,
     SharedRoots,
     is_differentiable,
@@ -67,7 +66,7 @@ class NumpySteps(EngineSteps[Any, GeneratorStates, Recording]):
         self._functions = call.functions
         # Without a trace there are no boxes to be found, and nothing is run again.
         searched = [*call.functions, *objects_among(call.given).values()]
-        self.captures = capture(searched) if trace_stack.top >= 0 else Captures()
+        self.captures = capture(searched) if trace_stack.top >= 0 else CapturedArrays()
         self.traced = any(map(isbox, [*call.given, *self.captures.boxes]))
         super().__init__(call, [np.asarray(plain(x)) for x in call.xs], self.captures.numbers)
         self.captured = [read_only(plain(box)) for box in self.captures.boxes]
@@ -155,7 +154,7 @@ class NumpySteps(EngineSteps[Any, GeneratorStates, Recording]):
         return recording, state
 
     def _go_back(self, tape: Recording, seeds: list[Any]) -> list[Any]:
-        gathered = tape.go_back(seeds, [None] * len(tape.roots), self.shared)
+        gathered = tape.go_back(seeds, self.shared)
         return [None if g is None else g[0] for g in gathered]
 
     def now(self, held: NumpyState) -> NumpyState:
@@ -188,7 +187,7 @@ class NumpySteps(EngineSteps[Any, GeneratorStates, Recording]):
         if not self.traced:
             loop.forward_untraced()
             return loop.results
-        node = _LoopNode(loop, self)
+        node = _LoopPrimitive(loop, self)
         boxes = iter(run_custom_vjp(node, [*given, *self.captures.boxes]))
         # (Copies of the rest: the caller may write to them, and re-runs are compared with them.)
         differentiable = set(node.differentiable)
@@ -286,10 +285,9 @@ class NumpySteps(EngineSteps[Any, GeneratorStates, Recording]):
         """Go backward through a step twice, adding to sums the second time; return the peak."""
         seeds = [zeros_like(leaf) if is_differentiable(leaf) else None for leaf in after.leaves]
         seeds += [None] * (len(tape.ends) - len(seeds))
-        no_sums: list[Flagged | None] = [None] * len(tape.roots)
-        tape.go_back(seeds, no_sums, self.shared)
+        tape.go_back(seeds, self.shared)
         tracemalloc.reset_peak()
-        tape.go_back(seeds, no_sums, self.shared)
+        tape.go_back(seeds, self.shared)
         self.shared.sums = {}
         return tracemalloc.get_traced_memory()[1]
 
@@ -319,7 +317,7 @@ class NumpySteps(EngineSteps[Any, GeneratorStates, Recording]):
         )
 
 
-class _LoopNode:
+class _LoopPrimitive:
     """A traced loop as a primitive of autograd: what `run_custom_vjp` calls."""
 
     name = "checkpointed loop"

@@ -95,35 +95,24 @@ class Recording:
     def go_back(
         self,
         seeds: Sequence[Any],
-        sums: Sequence[Flagged | None],
         shared: SharedRoots | None = None,
         *,
         once: bool = False,
     ) -> list[Flagged | None]:
         """Pull `seeds`, a gradient (or None) for each result, back to the inputs.
 
-        `sums` holds, for each input, what it has gathered so far, and `shared` what the step closes
-        over. Adding to them here, node by node, is the order in which plain autograd adds over a
-        whole loop: the rounding is the same. With `once`, arrays are freed on the way: there is no
-        second time.
+        `shared` is what a step of a loop closes over, with the sums of its gradients so far. Adding
+        to them here, node by node, is the order in which plain autograd adds over a whole loop: the
+        rounding is the same. With `once`, arrays are freed on the way: there is no second time.
         """
         with backward_pass():
-            return self._go_back(seeds, sums, shared, once=once)
+            return self._go_back(seeds, shared, once=once)
 
     def _go_back(
-        self,
-        seeds: Sequence[Any],
-        sums: Sequence[Flagged | None],
-        shared: SharedRoots | None,
-        *,
-        once: bool,
+        self, seeds: Sequence[Any], shared: SharedRoots | None, *, once: bool
     ) -> list[Flagged | None]:
-        gathered: dict[Any, Flagged] = {
-            root: total
-            for root, total in zip(self.roots, sums, strict=True)
-            if root is not None and total is not None
-        }
-        before, roots = dict(gathered), {root for root in self.roots if root is not None}
+        gathered: dict[Any, Flagged] = {}
+        roots = {root for root in self.roots if root is not None}
         numbers, totals = (shared.numbers, shared.sums) if shared else ({}, {})
 
         def add(node: Any, part: Any) -> None:
@@ -147,8 +136,7 @@ class Recording:
                 add(parent, _fitted(node, parent, part))
             if once:
                 node.vjp = None  # with the arrays that it holds: there is no second time
-        before.update(gathered)
-        return [before.get(root) if root is not None else None for root in self.roots]
+        return [None if root is None else gathered.get(root) for root in self.roots]
 
 
 class _Top:
@@ -172,7 +160,7 @@ def _parts(node: Any, out: Any) -> Iterable[Any]:
     except NotImplementedError as error:
         name = getattr(node, "name", node)
         raise UnsupportedError(
-            f"np.{name} is not followed with these arguments: {error}"
+            f"np.{name} is not supported with these arguments: {error}"
         ) from error
 
 

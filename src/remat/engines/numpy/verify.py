@@ -49,7 +49,7 @@ class _OpLogger(list[_LoggedOp]):
         self.append(_LoggedOp(name, fingerprint(plain(value)), location_of_caller()))
 
 
-class _Outcome(NamedTuple):
+class _TrialResult(NamedTuple):
     output: Any
     gradients: list[Any]  # None for what is not differentiable
     numbers: dict[Any, Any]  # by place
@@ -113,7 +113,7 @@ class _Trial:
     def _checkpointed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return run_segment(self.holder[0], args, kwargs, self.options)
 
-    def _outcome(self, call: Callable[..., Any], log: _OpLogger | None = None) -> _Outcome:
+    def _outcome(self, call: Callable[..., Any], log: _OpLogger | None = None) -> _TrialResult:
         structures: list[trees.Structure] = []
 
         def run(boxes: list[Any]) -> list[Any]:
@@ -129,14 +129,14 @@ class _Trial:
 
         recording = record(run, self.inputs, self.wanted, log)
         refuse_boxes(recording.results)
-        gathered = recording.go_back(_seeds(recording.results), [None] * len(self.inputs))
+        gathered = recording.go_back(_seeds(recording.results))
         gradients = [
             None if not want else zeros_like(value) if total is None else total[0]
             for value, want, total in zip(self.inputs, self.wanted, gathered, strict=True)
         ]
         output = trees.unflatten(structures[0], recording.results)
         numbers, buffers = self.captures.numbers.values(), [b.copy() for b in self.captures.buffers]
-        return _Outcome(output, gradients, numbers, buffers, self.randomness.snapshot())
+        return _TrialResult(output, gradients, numbers, buffers, self.randomness.snapshot())
 
     def _restore(
         self, numbers: dict[Any, Any], buffers: list[Any], random_state: GeneratorStates
@@ -148,7 +148,7 @@ class _Trial:
 
     # -- what differs ----------------------------------------------------------------------------
 
-    def _differences(self, one: _Outcome, other: _Outcome) -> Iterator[str]:
+    def _differences(self, one: _TrialResult, other: _TrialResult) -> Iterator[str]:
         yield from _of_trees("output", other.output, one.output)
         gradients = zip(self._names_of_inputs(), other.gradients, one.gradients, strict=True)
         for name, found, expected in gradients:

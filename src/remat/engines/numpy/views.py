@@ -118,7 +118,7 @@ def written(array: Array, chain: ViewChain, value: Array) -> Array:
     view = chain(copy)
     if memory_of(view) is not memory_of(copy) or _may_overlap_itself(view):
         raise UnsupportedError(
-            "a write to a view whose entries share memory with one another is not followed; write "
+            "a write to a view whose entries share memory with one another is not supported; write "
             "to a copy"
         )
     view[...] = value

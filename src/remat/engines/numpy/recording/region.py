@@ -36,14 +36,14 @@ _op_numbers = itertools.count()
 SMALL_OPS = 256  # bytes: the record of an op takes more than arrays up to this size
 
 
-class _Threads(threading.local):
+class _ThreadRegion(threading.local):
     def __init__(self) -> None:
         self.region: NumpyRegion | None = None  # the innermost that is open
         self.constants = Constants()  # plain operands outside of regions, of the trace that runs
         self.last_op = 0.0  # when the last op was recorded, if a region is attended
 
 
-threads = _Threads()
+threads = _ThreadRegion()
 
 
 def hold(value: Value, array: Any) -> None:

@@ -142,8 +142,8 @@ def _solve(a: Any, b: Any) -> Any:
     batch = np.shape(a)[:-2] == np.shape(b)[:-2] and np.ndim(a) == np.ndim(b)
     if not batch and not (np.ndim(a) == 2 and np.ndim(b) == 1):
         raise UnsupportedError(
-            f"np.linalg.solve is followed for one system or for batches of a common shape, not for "
-            f"{np.shape(a)} and {np.shape(b)}"
+            f"np.linalg.solve is supported for one system or for batches of a common shape, not "
+            f"for {np.shape(a)} and {np.shape(b)}"
         )
     return autograd.numpy.linalg.solve(a, b)
 
@@ -181,7 +181,7 @@ def _svd(
     a: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False
 ) -> Any:
     if hermitian:
-        raise UnsupportedError("np.linalg.svd is followed without hermitian=True")
+        raise UnsupportedError("np.linalg.svd is supported without hermitian=True")
     a = as_array(a)
     if compute_uv and full_matrices:
         return _full_svd(a)
@@ -191,7 +191,7 @@ def _svd(
 def _check_axis(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> None:
     if isinstance(axis, tuple):
         raise UnsupportedError(
-            f"np.linalg.vector_norm is followed over one axis or all, not {axis}"
+            f"np.linalg.vector_norm is supported over one axis or all, not {axis}"
         )
 
 
@@ -268,7 +268,7 @@ defvjp(
 def _interpolate(x: Any, xp: Any, fp: Any, **options: Any) -> Any:
     refuse("interp", options)
     if isbox(xp):
-        raise UnsupportedError("np.interp is followed in x and fp, not in xp")
+        raise UnsupportedError("np.interp is supported in x and fp, not in xp")
     return _interp(x, xp, fp)
 
 

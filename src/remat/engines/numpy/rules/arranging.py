@@ -174,7 +174,7 @@ def _tile(A: Any, reps: Any) -> Any:
     reps = (reps,) if np.ndim(reps) == 0 else tuple(reps)
     A = np.reshape(A, (1,) * (len(reps) - np.ndim(A)) + np.shape(A))
     if any(times < 1 for times in reps):
-        raise UnsupportedError("np.tile is followed for one copy or more")
+        raise UnsupportedError("np.tile is supported for one copy or more")
     for axis, times in enumerate(reversed(reps), start=1):
         A = _concatenate([A] * times, -axis) if times > 1 else A
     return in_c_order(A) if any(times > 1 for times in reps) else np.copy(A)
@@ -183,7 +183,7 @@ def _tile(A: Any, reps: Any) -> Any:
 @rule_for(np.pad)
 def _pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
     if mode != "constant" or any(map(has_box, kwargs.values())):
-        raise UnsupportedError(f"np.pad is followed with plain constants, not with mode {mode!r}")
+        raise UnsupportedError(f"np.pad is supported with plain constants, not with mode {mode!r}")
     return anp.pad(array, pad_width, mode, **kwargs)
 
 
@@ -226,7 +226,7 @@ def _take(a: Any, indices: Any, axis: int | None = None, **options: Any) -> Any:
     refuse("take", options)
     indices = np.asarray(indices)
     if indices.dtype.kind not in "biu":
-        raise UnsupportedError(f"np.take is followed with whole numbers, not {indices.dtype}")
+        raise UnsupportedError(f"np.take is supported with whole numbers, not {indices.dtype}")
     if indices.dtype.kind == "b":
         indices = indices.astype(np.intp)  # unlike a[mask], np.take counts with them
     if axis is None:
@@ -464,7 +464,7 @@ def _gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> A
     axes = range(np.ndim(f)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     steps = spacing or (1.0,)
     if edge_order != 1 or any(np.ndim(step) for step in steps):
-        raise UnsupportedError("np.gradient is followed with even spacing and edge_order=1")
+        raise UnsupportedError("np.gradient is supported with even spacing and edge_order=1")
     steps = steps * len(axes) if len(steps) == 1 else steps
     parts = tuple(_along(f, step, axis=axis) for axis, step in zip(axes, steps, strict=True))
     return parts[0] if len(parts) == 1 else parts

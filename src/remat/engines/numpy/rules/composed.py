@@ -99,8 +99,8 @@ def _go_back(composition: _Function, argnums: Any, args: Any, kwargs: Any, g: An
     except Exception as error:  # NumPy accepts what the composition does not
         name = composition.__name__.strip("_")
         raise UnsupportedError(
-            f"np.{name} is not followed with these arguments ({error})"
+            f"np.{name} is not supported with these arguments ({error})"
         ) from error
-    sums = recording.go_back([g], [None] * len(inputs), once=not isbox(g))
+    sums = recording.go_back([g], once=not isbox(g))
     pairs = zip(inputs, sums, strict=True)
     return tuple(zeros_like(x) if total is None else total[0] for x, total in pairs)

@@ -57,7 +57,7 @@ defvjp(_product, _product_vjp, None)
 def _check_prod(a: Any, axis: Any = None, dtype: Any = None, *rest: Any, **options: Any) -> None:
     refuse("prod", {"dtype": dtype})
     if isinstance(axis, tuple):
-        raise UnsupportedError(f"np.prod is followed over one axis or over all, not {axis}")
+        raise UnsupportedError(f"np.prod is supported over one axis or over all, not {axis}")
 
 
 @composed(np.prod, check=_check_prod)

@@ -36,7 +36,7 @@ Buffers = Mapping[str, Tensor]
 _UNKNOWN = "Every op gives the same result in forward and when recomputed: please report this"
 
 
-class Outcome(NamedTuple):
+class RunResult(NamedTuple):
     """The results of a run, as fingerprints by name."""
 
     outputs: dict[str, bytes]
@@ -116,9 +116,9 @@ class _CopiedCall:
         return trees.unflatten(self._structure, copies)
 
 
-def _difference(plain: Outcome, checked: Outcome) -> str:
+def _difference(plain: RunResult, checked: RunResult) -> str:
     """Say what differs between two runs; an empty text if they are the same."""
-    for what, before, after in zip(Outcome._fields, plain, checked, strict=True):
+    for what, before, after in zip(RunResult._fields, plain, checked, strict=True):
         different = [key for key in before if before[key] != after.get(key)]
         if different or before.keys() != after.keys():
             named = ", ".join(different) or "another number of them"
@@ -126,7 +126,7 @@ def _difference(plain: Outcome, checked: Outcome) -> str:
     return ""
 
 
-def _run(call: Callable[[], Any], sources: Buffers, buffers: Buffers) -> Outcome:
+def _run(call: Callable[[], Any], sources: Buffers, buffers: Buffers) -> RunResult:
     results, _ = trees.flatten(call())
     outputs = {f"output {n}": _fingerprint(result) for n, result in enumerate(results)}
     ends = [r for r in results if isinstance(r, Tensor) and r.requires_grad]
@@ -137,7 +137,7 @@ def _run(call: Callable[[], Any], sources: Buffers, buffers: Buffers) -> Outcome
         )
     found = {n: _fingerprint(g) for n, g in zip(sources, gradients, strict=False) if g is not None}
     kept = {n: _fingerprint(buffer) for n, buffer in buffers.items()}
-    return Outcome(outputs, found, kept, _random_states())
+    return RunResult(outputs, found, kept, _random_states())
 
 
 def _random_states() -> dict[str, bytes]:

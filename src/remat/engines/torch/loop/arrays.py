@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ....errors import UnsupportedError
-from ....loops import StepOutputs
+from ....loops import LoopArrays, StepOutputs
 from ..arrays import TorchArrays
 from ..comparing import difference_of
 from ..memory.tensors import version_of
@@ -54,8 +54,8 @@ class TorchLoopArrays(TorchArrays):
 class TorchOutputs(StepOutputs):
     """The outputs of a scan over tensors."""
 
-    def __init__(self, steps: int, *, wanted: bool) -> None:
-        super().__init__(TorchLoopArrays(), steps, wanted=wanted)
+    def __init__(self, arrays: LoopArrays, steps: int, *, wanted: bool) -> None:
+        super().__init__(arrays, steps, wanted=wanted)
         self.tracked: list[bool] = []  # whether gradients can come back to them
         self._versions: dict[int, int] = {}  # of stacks, by id, when all steps had been run
 

@@ -39,7 +39,7 @@ def connect(
             "but a later step uses something that does, too late to plan for gradients; "
             "call requires_grad_() on a floating-point tensor of the initial state"
         )
-    backward = _Backward(
+    backward = _LoopBackward(
         loop,
         [i for i, requires_grad in enumerate(tracked) if requires_grad],
         [i for i, source in enumerate(sources) if used[i] and is_tracked(source)],
@@ -52,7 +52,7 @@ def connect(
     return results
 
 
-class _Backward:
+class _LoopBackward:
     """The backward pass of a loop, over those results and sources that require grad."""
 
     def __init__(
@@ -78,7 +78,7 @@ class _LoopNode(torch.autograd.Function):
     """The node of a loop in the graph."""
 
     @staticmethod
-    def forward(ctx: Any, backward: _Backward, results: list[Tensor], *sources: Tensor) -> Any:
+    def forward(ctx: Any, backward: _LoopBackward, results: list[Tensor], *sources: Tensor) -> Any:
         ctx.loop_backward = backward
         ctx.set_materialize_grads(False)
         return tuple(results)

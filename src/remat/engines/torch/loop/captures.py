@@ -1,4 +1,4 @@
-"""Captures: the tensors that a step closes over, found in the autograd graphs of its runs.
+"""Captured tensors: those that a step closes over, found in the autograd graphs of its runs.
 
 The graph of a step ends at leaves: its own (state and input), or external tensors, the captures.
 Gradients are computed with respect to both, step by step. An external tensor with a grad_fn is no
@@ -36,10 +36,10 @@ from ..backend import (
 )
 from .reach import Reach
 
-__all__ = ["Captures", "Guard", "replace_for_outer_loops"]
+__all__ = ["CapturedTensors", "LeafGuard", "replace_for_outer_loops"]
 
 
-class _Table:
+class _CaptureTable:
     """Captured tensors, and the leaves that represent them in the graphs of steps."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _Table:
         self.used: list[bool] = []  # whether the graph of a step contains it: not with `y.detach()`
         self.numbers: dict[int, int] = {}  # indices by id of source or leaf; both are kept alive
         self.is_complete = False
-        self.guard = Guard()
+        self.guard = LeafGuard()
 
     def add(self, source: Tensor, leaf: Tensor, *, used: bool = False) -> int:
         number = self.numbers[id(leaf)] = self.numbers[id(source)] = len(self.sources)
@@ -58,7 +58,7 @@ class _Table:
         return number
 
     def guard_leaf(self, leaf: Tensor) -> None:
-        """Guard a leaf of the loop; the program may register more hooks on it."""
+        """LeafGuard a leaf of the loop; the program may register more hooks on it."""
         leaf._backward_hooks = OrderedDict(((_GUARD, self.guard),))
 
     def is_own(self, leaf: Tensor) -> bool:
@@ -69,11 +69,11 @@ class _Table:
 _GUARD = -1  # the key of a guard among hooks; handles of hooks count from 0
 
 
-class Captures:
+class CapturedTensors:
     """The tensors that get gradients beside state and inputs."""
 
     def __init__(self, reach: Reach) -> None:
-        self._table = _Table()
+        self._table = _CaptureTable()
         self._mode = DetachedProxies(self._table, reach.graphs) if reach.has_graphs else None
         self._outer = _active_proxies()  # of loops around this one
         self._marks: list[tuple[int, int]] = []  # versions and addresses
@@ -128,7 +128,7 @@ class Captures:
         return [position for position, leaf in enumerate(leaves) if id(leaf) in self._own_used]
 
     def guard_leaf(self, leaf: Tensor) -> None:
-        """Guard a leaf that a step gets, and recognize it in the graph of another step."""
+        """LeafGuard a leaf that a step gets, and recognize it in the graph of another step."""
         self._table.guard_leaf(leaf)
 
     def captured_by(self, ends: list[Tensor], given: list[Tensor], step: int) -> list[int]:
@@ -288,7 +288,7 @@ class Captures:
 class DetachedProxies(TorchFunctionMode):
     """Replaces captured non-leaf tensors by detached leaves in the arguments of functions."""
 
-    def __init__(self, table: _Table, outside: list[Tensor]) -> None:
+    def __init__(self, table: _CaptureTable, outside: list[Tensor]) -> None:
         super().__init__()
         self._table = table
         self.outside = {id(tensor): tensor for tensor in outside}  # known captures, kept alive
@@ -350,7 +350,7 @@ def _as_argument(value: Any) -> Any:
     return value
 
 
-class Guard:
+class LeafGuard:
     """Raises if a gradient comes to a leaf of a loop outside of its forward and backward."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .captures import Captures, Guard
+from .captures import CapturedTensors, LeafGuard
 from .states import Gradients, StepGraph, tensors_of
 
 __all__ = ["GradientAccumulator"]
@@ -24,7 +24,7 @@ __all__ = ["GradientAccumulator"]
 class GradientAccumulator:
     """Goes backward through recordings, and sums the gradients of captures."""
 
-    def __init__(self, captures: Captures) -> None:
+    def __init__(self, captures: CapturedTensors) -> None:
         self._captures = captures
         self._sums: dict[int, Tensor] = {}  # by the numbers of captures
 
@@ -127,7 +127,7 @@ def _gradients_of(
     hooked = [leaf._backward_hooks for leaf in captured if leaf._backward_hooks]
     for hooks in hooked:
         for key, hook in hooks.items():
-            if type(hook) not in (_Hook, Guard):
+            if type(hook) not in (_Hook, LeafGuard):
                 hooks[key] = _Hook(hook)
     before, _thread.quiet = _thread.quiet, bool(hooked) or _thread.quiet
     try:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ....errors import UnsupportedError
-from ....introspect import find_within, is_lazy
 from ....loops import HeldState
+from ...hidden_results import refuse_hidden
 from ..memory.tensors import is_plain, version_of
 from .side_effects import Snapshot
 
@@ -114,13 +114,8 @@ def is_object(leaf: Any) -> bool:
 
 def refuse_graph_inside(leaf: Any, what: str) -> None:
     """Refuse an object that is no pytree if gradients would have to flow through it."""
-    if is_object(leaf) and find_within(leaf, lambda part: is_tracked(part) or is_lazy(part)):
-        kind = type(leaf).__name__
-        raise UnsupportedError(
-            f"{what} returned a {kind}, which is no pytree, with tensors that require grad, "
-            "or that computes later: its gradient would be lost. Return tensors in a tuple, list, "
-            "dict, named tuple or dataclass"
-        )
+    if is_object(leaf):
+        refuse_hidden(leaf, is_tracked, what)
 
 
 def as_non_leaf(value: Any) -> Any:

@@ -25,7 +25,7 @@ from ..recording.threads import without_recorder
 from .arrays import TorchLoopArrays, TorchOutputs
 from .autocast import AutocastState
 from .autograd_node import connect, read_only_checkpoint
-from .captures import Captures, replace_for_outer_loops
+from .captures import CapturedTensors, replace_for_outer_loops
 from .gradient_accumulator import GradientAccumulator
 from .reach import Reach
 from .side_effects import SideEffects, StepMonitor
@@ -57,6 +57,7 @@ class TorchSteps(EngineSteps[LiveState, TensorContext, StepGraph]):
 
     arrays = TorchLoopArrays()
     records_runs = True
+    outputs: TorchOutputs
 
     def __init__(self, call: LoopCall) -> None:
         if not call.takes_any_state:
@@ -65,9 +66,8 @@ class TorchSteps(EngineSteps[LiveState, TensorContext, StepGraph]):
         reach = Reach([*functions, *filter(is_object, call.given)])
         inputs = list(map(_detached, call.xs))
         super().__init__(call, inputs, reach.numbers)
-        self.outputs: TorchOutputs = TorchOutputs(call.steps, wanted=self.outputs.wanted)
         self.traced = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        self.captures = Captures(reach)
+        self.captures = CapturedTensors(reach)
         self.accumulator = GradientAccumulator(self.captures)
         self.effects = SideEffects(reach)
         self._tracked_inputs = list(map(is_tracked, call.xs))
@@ -80,6 +80,9 @@ class TorchSteps(EngineSteps[LiveState, TensorContext, StepGraph]):
         self._used_state: set[int] = set()  # positions of leaves of the initial state
         self._used_inputs: set[int] = set()  # positions of leaves of xs
         self.reset_gradients()
+
+    def _new_outputs(self, call: LoopCall) -> TorchOutputs:
+        return TorchOutputs(self.arrays, call.steps, wanted=call.xs_structure is not None)
 
     def reset_gradients(self) -> None:
         super().reset_gradients()

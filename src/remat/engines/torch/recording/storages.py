@@ -427,11 +427,11 @@ def _in_a_dict_and_a_variable() -> int:
 
 
 def _in_an_attribute() -> int:
-    holder = _Holder()
+    holder = _StorageHolder()
     return sys.getrefcount(holder.thing)
 
 
-class _Holder:
+class _StorageHolder:
     __slots__ = ("thing",)
 
     def __init__(self) -> None:
