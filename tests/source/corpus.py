@@ -337,6 +337,39 @@ def while_with_list_and_break(xp, x, W, xs):
     return x, found
 
 
+# -- names of comprehensions -------------------------------------------------------------------
+
+scale = 1.1
+
+
+@program
+def comprehension_with_the_name_of_a_global(xp, x, W, xs):
+    for _ in range(12):
+        x = xp.tanh(x @ W) * scale * sum([scale for scale in (0.5, 0.4)])
+    return x
+
+
+def _with_a_free_variable():
+    k = 1.1
+
+    @program
+    def comprehension_with_the_name_of_a_free_variable(xp, x, W, xs):
+        nonlocal k
+        for _ in range(12):
+            x = xp.tanh(x @ W) * k * sum([k for k in (0.5, 0.4)])
+        return x
+
+
+_with_a_free_variable()
+
+
+@program
+def comprehension_over_its_own_name(xp, x, W, xs):
+    for _ in range(12):
+        x = xp.stack([x * 0.9 for x in x])
+    return x
+
+
 # -- jumps -------------------------------------------------------------------------------------
 
 

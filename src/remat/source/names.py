@@ -64,8 +64,9 @@ def _reads(node: ast.AST) -> set[str]:
     found = read_names(ast.iter_child_nodes(node))
     if isinstance(node, ast.AugAssign):
         return found | bound_names(node.target)
-    if isinstance(node, _COMPREHENSIONS):
-        return found.difference(*(bound_names(each.target) for each in node.generators))
+    if isinstance(node, _COMPREHENSIONS):  # the first iterable is evaluated outside of it
+        inside = found.difference(*(bound_names(each.target) for each in node.generators))
+        return inside | read_names(node.generators[0].iter)
     return found
 
 
