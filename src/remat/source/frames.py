@@ -23,7 +23,7 @@ from ..introspect import Walk, is_library_object
 from .analysis import LoopSpec
 from .identity import ATOMS, UNBOUND, Contents, LoopResults, StepObjects, Token, parts, take_apart
 from .iterables import Items
-from .protocols import LoopSite, Values
+from .protocols import Values
 
 __all__ = [
     "BareFrame",
@@ -91,8 +91,6 @@ class Frame:
         objects: StepObjects,
         items: Items | None,
         outputs: LoopOutputs | None,
-        api: Values,
-        at: LoopSite,
         *,
         last: int | None,
         scans: bool,
@@ -102,13 +100,12 @@ class Frame:
         self._objects = objects
         self._items = items
         self._outputs = outputs
-        self._api = api
-        self._at = at
+        self._api = objects.api
+        self._at = objects.at
         self._last = last  # the number of turns, if it is known
         self._changed = [i for i, name in enumerate(spec.state) if name in spec.changed]
         self._count = len(spec.state)
         self._owns_reads = spec.owns_reads  # and items
-        self._checks_views = spec.is_exposed or bool(spec.changed)
         self._room = 0  # for arrays
         self._known: dict[int, Any] = {}  # objects that hold no arrays
 
@@ -137,8 +134,6 @@ class Frame:
         if not exit_number and step + 1 == self._last:
             exit_number = _ENDED
         new = self._state(step + 1, exit_number, *self._objects.pack(values, step))
-        if self._checks_views:
-            self._objects.refuse_views()
         self._objects.end()
         return (new, made) if self.scans else new
 
@@ -325,17 +320,15 @@ class LoopOutputs:
         spec: LoopSpec,
         examples: Sequence[list[Any] | None],
         objects: StepObjects,
-        api: Values,
-        at: LoopSite,
     ) -> None:
         self._outputs = spec.outputs
-        self._owned = spec.is_exposed  # the function may write to the items
+        self._owned = spec.owns_items
         self._objects = objects
-        self._api = api
-        self._at = at
+        self._api = objects.api
+        self._at = objects.at
         # Zeros like the arrays of a step; None: not known before a step has run.
         self._examples: list[list[Any] | None] = [
-            None if each is None else self._zeros(take_apart(tuple(each), api)[1])
+            None if each is None else self._zeros(take_apart(tuple(each), self._api)[1])
             for each in examples
         ]
         # By step; None: all steps have run. (A flag would be a closed-over number that changes.)

@@ -131,14 +131,13 @@ class StepObjects:
     """Tokens of the objects in the steps of one loop. It refers to no array between two steps."""
 
     def __init__(self, api: Values, at: LoopSite, *, views_matter: bool) -> None:
-        self._api = api
-        self._at = at
+        self.api = api
+        self.at = at
         self._views_matter = views_matter  # somebody may write to what the loop gives
         self.written: dict[Token, tuple[int]] = {}  # the last step that wrote to it
-        self.end()
+        self._forget()
 
-    def end(self) -> None:
-        """Forget the step that ran."""
+    def _forget(self) -> None:
         self._known: dict[int, Token] = {}  # by id
         self._copies: list[tuple[Any, Any, Token]] = []  # that the step may write to
         self._alive: list[Any] = []
@@ -163,7 +162,7 @@ class StepObjects:
 
         Those at the places that are `changed` are copies that the step may write to.
         """
-        self.end()
+        self._forget()
         known, tokens = self._known, contents.arrays
         arrays = arrays[: len(tokens)]
         if not contents.is_distinct:
@@ -195,12 +194,12 @@ class StepObjects:
         for value in values:
             if id(value) in found or isinstance(value, list | dict | deque):
                 continue  # (lists are put together for each step)
-            if not self._api.is_array_type(type(value)):
+            if not self.api.is_array_type(type(value)):
                 found[id(value)] = copy.copy(value)
                 continue
-            found[id(value)] = own = self._api.copied(value)
+            found[id(value)] = own = self.api.copied(value)
             token = self._known[id(own)] = self._known[id(value)]
-            self._copies.append((own, self._api.content_mark(own, value), token))
+            self._copies.append((own, self.api.content_mark(own, value), token))
         return found
 
     def item(self, step: int, value: Any) -> None:
@@ -209,7 +208,7 @@ class StepObjects:
         self._alive.append(value)
 
     def _note(self, kind: str, number: int, value: Any) -> None:
-        for place, part in enumerate(parts(value, self._api)):
+        for place, part in enumerate(parts(value, self.api)):
             token = (kind, number, place)
             self._known.setdefault(id(part), token)
             self._around.append((part, token))
@@ -219,7 +218,7 @@ class StepObjects:
         for number, value in enumerate(reads):
             self._note("read", number, value)
         for own, mark, token in self._copies:
-            if self._api.is_content_changed(own, mark):
+            if self.api.is_content_changed(own, mark):
                 self.written[token] = max((step,), self.written.get(token, (step,)))
 
     def pack(
@@ -242,7 +241,7 @@ class StepObjects:
     def _pack(
         self, values: tuple[Any, ...], token: Callable[[Any], Token]
     ) -> tuple[Contents, Sequence[Any]]:
-        layout, arrays, others = take_apart(values, self._api)
+        layout, arrays, others = take_apart(values, self.api)
         tokens = tuple([token(array) for array in arrays])
         if arrays is values:  # the usual case: all are arrays
             return Contents(layout, (), tokens, (), len(set(tokens)) == len(tokens)), arrays
@@ -251,7 +250,13 @@ class StepObjects:
         is_distinct = len({*tokens, *some}) == len(tokens) + len(some)
         return Contents(layout, others, tokens, containers if some else (), is_distinct), arrays
 
-    def refuse_views(self) -> None:
+    def end(self) -> None:
+        """Forget the step that ran."""
+        if self._views_matter:
+            self._refuse_views()
+        self._forget()
+
+    def _refuse_views(self) -> None:
         """Refuse what a step gives if it is a part of another array that stays."""
         staying = {token for _, token in self._given}
         owners: dict[Any, Token] = {}
@@ -259,10 +264,10 @@ class StepObjects:
             is_outside = token[0] in _OUTSIDE
             if not (is_outside or token in staying):
                 continue
-            memory = self._api.memory(array)
+            memory = self.api.memory(array)
             is_first = memory is None or owners.setdefault(memory, token) == token
             if not (is_first or is_outside):
-                raise self._at.error(
+                raise self.at.error(
                     "a variable or a list gets a view of another array, and the function may "
                     "write to one of them; take a copy"
                 )
@@ -280,15 +285,13 @@ class LoopResults:
         before: list[Any],
         reads: Sequence[Any],
         entry: Callable[[int], Any] | None,
-        api: Values,
-        at: LoopSite,
     ) -> None:
+        self._api = objects.api
+        self._at = objects.at
         self._written = objects.written
         self._before = before
-        self._reads = [list(parts(each, api)) for each in reads]
+        self._reads = [list(parts(each, self._api)) for each in reads]
         self._entry = entry  # of what a `for` iterates over
-        self._api = api
-        self._at = at
         self._found: dict[Token, Any] = {}
 
     def values(self, arrays: Sequence[Any], contents: Contents, volatile: Sequence[int]) -> Any:
