@@ -111,19 +111,12 @@ class Frame:
 
     # -- for generated code --------------------------------------------------------------------
 
-    def open(self, state: Any) -> Sequence[Any]:
+    def open(self, state: Any) -> Any:
         """Return the values of the variables; what a step changes in place is its own."""
         values = self._objects.begin(state, state[-1].contents, self._changed)
-        return values[: self._count]  # type: ignore[no-any-return]
+        return values[: self._count]
 
-    def close(
-        self,
-        state: Any,
-        exit_number: int,
-        outputs: tuple[Any, ...],
-        reads: tuple[Any, ...],
-        *values: Any,
-    ) -> Any:
+    def close(self, state: Any, exit_number: int, outputs: Any, reads: Any, *values: Any) -> Any:
         """Return the state after a step, and its outputs if it has any."""
         step = state[-1].step
         self._objects.ran(step, reads)
@@ -148,7 +141,7 @@ class Frame:
         step = state[-1].step
         item = self._items.get(step, sources, x)  # type: ignore[union-attr]
         item = self._aliased(item) if self._owns_reads else item
-        self._objects.item(step, item)
+        self._objects.note("item", step, item)
         return item
 
     def own(self, *values: Any) -> list[Any]:
@@ -196,9 +189,7 @@ class Frame:
             state = (*state[:place], self._api.tracked_zero(like), *state[place + 1 :])
         return state, objects
 
-    def _state(
-        self, step: int, exit_number: int, contents: Contents, arrays: Sequence[Any]
-    ) -> tuple[Any, ...]:
+    def _state(self, step: int, exit_number: int, contents: Contents, arrays: Any) -> Any:
         """Return the state before a turn."""
         if not contents.layout.is_plain:
             self._refuse_numbers(arrays)
@@ -212,9 +203,7 @@ class Frame:
             )
         return *arrays, *([_EMPTY] * empty), Static(step, exit_number, contents)
 
-    def final(
-        self, state: Any, results: LoopResults, volatile: Sequence[int], targets: Sequence[Any]
-    ) -> tuple[int, Sequence[Any]]:
+    def final(self, state: Any, results: LoopResults, volatile: list[int], targets: Any) -> Any:
         """Return how the loop was left, and the values of its variables; add to the outputs."""
         values = results.values(state, state[-1].contents, volatile)
         if self._outputs is not None:
@@ -251,17 +240,10 @@ class BareFrame(Frame):
     _parts: Sequence[Any] = ()  # of the item of this turn
     _token: Token = ("before", 0)  # of the object that the last step gave
 
-    def open(self, state: Any) -> Sequence[Any]:
+    def open(self, state: Any) -> Any:
         return (state,)
 
-    def close(
-        self,
-        state: Any,
-        exit_number: int,
-        outputs: tuple[Any, ...],
-        reads: tuple[Any, ...],
-        *values: Any,
-    ) -> Any:
+    def close(self, state: Any, exit_number: int, outputs: Any, reads: Any, *values: Any) -> Any:
         (value,) = values
         if value is not state:
             self._token = _NEW
@@ -289,9 +271,7 @@ class BareFrame(Frame):
         self._refuse_numbers(values)
         return values[0], list(values)
 
-    def final(
-        self, state: Any, results: LoopResults, volatile: Sequence[int], targets: Sequence[Any]
-    ) -> tuple[int, Sequence[Any]]:
+    def final(self, state: Any, results: LoopResults, volatile: list[int], targets: Any) -> Any:
         if self._token is _EARLIER_ITEM:
             raise self._at.error("a turn hands on what the loop iterates over; hand on a copy")
         if self._token is not _NEW:
@@ -315,12 +295,7 @@ class StoreLog:
 class LoopOutputs:
     """What the steps of one run of a loop add to lists and store into objects."""
 
-    def __init__(
-        self,
-        spec: LoopSpec,
-        examples: Sequence[list[Any] | None],
-        objects: StepObjects,
-    ) -> None:
+    def __init__(self, spec: LoopSpec, examples: list[Any], objects: StepObjects) -> None:
         self._outputs = spec.outputs
         self._owned = spec.owns_items
         self._objects = objects

@@ -14,7 +14,7 @@ identity, and is new if it is not found. Then
 
 A step changes copies in place, so a token that was written to does not give the object from
 outside; nobody else refers to that (see `runtime`). What was written to in a later turn than the
-one in which a list got it is what it is at the end, or an error if that is not known any more.
+one that has added it to a list is an error.
 """
 
 from __future__ import annotations
@@ -140,8 +140,7 @@ class StepObjects:
     def _forget(self) -> None:
         self._known: dict[int, Token] = {}  # by id
         self._copies: list[tuple[Any, Any, Token]] = []  # that the step may write to
-        self._alive: list[Any] = []
-        self._around: list[tuple[Any, Token]] = []  # arrays that the step gets
+        self._around: list[tuple[Any, Token]] = []  # what the step gets; kept alive, for the ids
         self._given: list[tuple[Any, Token]] = []  # and those that it gives
 
     def before(self, values: tuple[Any, ...]) -> tuple[Contents, Sequence[Any], list[Any]]:
@@ -202,12 +201,8 @@ class StepObjects:
             self._copies.append((own, self.api.content_mark(own, value), token))
         return found
 
-    def item(self, step: int, value: Any) -> None:
-        """Note the item of this turn."""
-        self._note("item", step, value)
-        self._alive.append(value)
-
-    def _note(self, kind: str, number: int, value: Any) -> None:
+    def note(self, kind: str, number: int, value: Any) -> None:
+        """Note the item of a turn, or something that it reads."""
         for place, part in enumerate(parts(value, self.api)):
             token = (kind, number, place)
             self._known.setdefault(id(part), token)
@@ -216,7 +211,7 @@ class StepObjects:
     def ran(self, step: int, reads: Sequence[Any]) -> None:
         """Note what a step has read, and which copies it has written to."""
         for number, value in enumerate(reads):
-            self._note("read", number, value)
+            self.note("read", number, value)
         for own, mark, token in self._copies:
             if self.api.is_content_changed(own, mark):
                 self.written[token] = max((step,), self.written.get(token, (step,)))
@@ -257,12 +252,12 @@ class StepObjects:
         self._forget()
 
     def _refuse_views(self) -> None:
-        """Refuse what a step gives if it is a part of another array that stays."""
-        staying = {token for _, token in self._given}
+        """Refuse what a step gives if it is a part of another array that lives on."""
+        given = {token for _, token in self._given}
         owners: dict[Any, Token] = {}
         for array, token in (*self._around, *self._given):
             is_outside = token[0] in _OUTSIDE
-            if not (is_outside or token in staying):
+            if not (is_outside or token in given):
                 continue
             memory = self.api.memory(array)
             is_first = memory is None or owners.setdefault(memory, token) == token
@@ -297,7 +292,7 @@ class LoopResults:
     def values(self, arrays: Sequence[Any], contents: Contents, volatile: Sequence[int]) -> Any:
         """Return the values of variables; the function may write to those that are `volatile`."""
         tokens = contents.arrays
-        found = [self._object(t, array) for t, array in zip(tokens, arrays, strict=False)]
+        found = self._objects(arrays, contents)
         values = contents.layout.values(found, contents.others)
         by_id = {id(array): token for token, array in zip(tokens, found, strict=True)}
         for place in volatile:
@@ -305,7 +300,7 @@ class LoopResults:
             if token is not None and self.outside(token) is None:
                 # The runner still refers to it.
                 self._found[token] = self._api.copied(values[place])
-        values = contents.layout.values([self._found[each] for each in tokens], contents.others)
+        values = contents.layout.values(self._objects(arrays, contents), contents.others)
         return self._with_containers(values, contents)
 
     def items(self, arrays: Sequence[Any], contents: Contents, step: int, name: str) -> Any:
@@ -315,8 +310,7 @@ class LoopResults:
                 raise self._at.error(
                     f"a turn adds an array to {name} that a later turn changes in place; add a copy"
                 )
-        tokens = contents.arrays
-        found = [self._object(t, array) for t, array in zip(tokens, arrays, strict=False)]
+        found = self._objects(arrays, contents)
         return self._with_containers(contents.layout.values(found, contents.others), contents)
 
     def _with_containers(self, values: Sequence[Any], contents: Contents) -> list[Any]:
@@ -332,11 +326,12 @@ class LoopResults:
                 found[place] = self._found[token]
         return found
 
-    def _object(self, token: Token, array: Any) -> Any:
-        if token not in self._found:
-            original = self.outside(token)
-            self._found[token] = array if original is None else original
-        return self._found[token]
+    def _objects(self, arrays: Sequence[Any], contents: Contents) -> list[Any]:
+        for token, array in zip(contents.arrays, arrays, strict=False):
+            if token not in self._found:
+                original = self.outside(token)
+                self._found[token] = array if original is None else original
+        return [self._found[token] for token in contents.arrays]
 
     def outside(self, token: Token) -> Any:
         """Return the object from outside that a token stands for; None: it is a new one."""

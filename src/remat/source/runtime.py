@@ -412,16 +412,16 @@ def _length(value: Any) -> int:
 
 class _Probe:
     def take(self, *given: Any) -> int:
-        return self.look(given)
+        return self.count(given)
 
-    def look(self, given: Sequence[Any]) -> int:
+    def count(self, given: Sequence[Any]) -> int:
         return sys.getrefcount(given[0])
 
 
 def _count_references() -> int:
     """Count the references to an object that one variable of generated code holds.
 
-    Counted anew each time: while TorchDynamo evaluates frames, callers keep their arguments.
+    Counted each time: while TorchDynamo evaluates frames, callers keep their arguments.
     """
     value: list[Any] = []
     return _Probe().take(value)
