@@ -13,8 +13,8 @@ identity, and is new if it is not found. Then
    and in lists that the loop appends to.
 
 A step changes copies in place, so a token that was written to does not give the object from
-outside; nobody else refers to that (see `runtime`). What was written to in a later turn than the
-one that has added it to a list is an error.
+outside; nobody else refers to that (see `runtime`). What a turn has added to a list and a later one
+has written to is what a variable holds at the end, or an error if none holds it.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class CompiledLoop:
         return self._iterable
 
 
-class _LoopRun:
+class _RunningLoop:
     """One run of a loop."""
 
     def __init__(self, runtime: Runtime, spec: LoopSpec, options: Options) -> None:
@@ -311,7 +311,7 @@ class _LoopRun:
                 return state
 
 
-class ForLoop(_LoopRun):
+class ForLoop(_RunningLoop):
     """A run of a `for` loop."""
 
     def __init__(self, runtime: Runtime, spec: LoopSpec, iterable: Any) -> None:
@@ -342,7 +342,7 @@ class ForLoop(_LoopRun):
                 return
 
 
-class WhileLoop(_LoopRun):
+class WhileLoop(_RunningLoop):
     """A run of a `while` loop."""
 
     def __init__(self, runtime: Runtime, spec: LoopSpec) -> None:
