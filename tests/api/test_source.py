@@ -81,9 +81,10 @@ class Model(Base):
         return x
 
     def __private(self, x):
+        __state = x
         for _ in range(12):
-            x = np.sin(x) * self.__scale
-        return x
+            __state = np.sin(__state) * self.__scale
+        return __state
 
     private = __private
 
@@ -486,6 +487,19 @@ def test_what_shows_when_a_loop_runs(function, reason: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         remat.grad(transformed)(X)
+
+
+def test_a_loop_over_a_differentiated_python_number_stays_plain() -> None:
+    def f(x):
+        for _ in range(12):
+            x = x * 1.1
+        return x
+
+    with pytest.raises(remat.LoopTransformError, match="x is a Python number that is different"):
+        remat.grad(remat.checkpoint_loops(f, strict=True))(0.5)
+    with pytest.warns(remat.RematWarning, match=r"use np.float64\(…\)"):
+        assert remat.grad(remat.checkpoint_loops(f))(0.5) == remat.grad(f)(0.5)
+    assert regions(remat.checkpoint_loops(f), np.float64(0.5)) == 1
 
 
 def test_no_source() -> None:

@@ -184,6 +184,15 @@ def an_entry_that_is_changed(xp, x, xs):
     return x + first
 
 
+@program(plain=True)
+def appended_and_changed(xp, x, xs):
+    out, y = [], x * 1.0
+    for i in range(10):
+        y += 0.5
+        out.append(y)
+    return y, [each is y for each in out]
+
+
 def outcome(function, engine):
     arrays = np.arange(1.0, 4.0) * 0.3, np.arange(36.0).reshape(12, 3) * 0.01
     if engine == "numpy":

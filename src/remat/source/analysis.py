@@ -68,6 +68,7 @@ class LoopSpec:
     outputs: tuple[Output, ...]
     needs_item: bool  # whether the body or what follows reads the loop variable
     is_exposed: bool  # whether the function may write to what the loop gives
+    owns_items: bool  # whether items of lists must have memory of their own
     is_written_later: bool  # whether it visibly does
     guarded: bool  # whether an exception in the loop may be swallowed around it
 
@@ -150,6 +151,7 @@ class _Analysis:
             outputs=outputs,
             needs_item=bool(target & (read_names(facts.body) | set(state))),
             is_exposed=is_exposed,
+            owns_items=is_exposed or bool(self.facts.loops_around(loop)),
             is_written_later=not later.isdisjoint(state),
             guarded=any(isinstance(node, ast.With) for node in self.facts.around[loop]),
         )

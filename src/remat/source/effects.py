@@ -43,7 +43,7 @@ _FUNCTIONS = frozenset(
         *("insort_left", "insort_right", "setattr", "delattr"),
     }
 )
-# Functions and methods whose result looks at the memory of what they are called on.
+# Functions and methods whose result shares the memory of what they are called on.
 _VIEWS = frozenset(
     {
         *("as_strided", "asarray", "atleast_1d", "atleast_2d", "broadcast_to", "chunk", "detach"),

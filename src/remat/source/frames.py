@@ -23,7 +23,7 @@ from ..introspect import Walk, is_library_object
 from .analysis import LoopSpec
 from .identity import ATOMS, UNBOUND, Contents, LoopResults, StepObjects, Token, parts, take_apart
 from .iterables import Items
-from .protocols import LoopSite, Values
+from .protocols import Values
 
 __all__ = [
     "BareFrame",
@@ -91,8 +91,6 @@ class Frame:
         objects: StepObjects,
         items: Items | None,
         outputs: LoopOutputs | None,
-        api: Values,
-        at: LoopSite,
         *,
         last: int | None,
         scans: bool,
@@ -102,31 +100,23 @@ class Frame:
         self._objects = objects
         self._items = items
         self._outputs = outputs
-        self._api = api
-        self._at = at
+        self._api = objects.api
+        self._at = objects.at
         self._last = last  # the number of turns, if it is known
         self._changed = [i for i, name in enumerate(spec.state) if name in spec.changed]
         self._count = len(spec.state)
         self._owns_reads = spec.owns_reads  # and items
-        self._checks_views = spec.is_exposed or bool(spec.changed)
         self._room = 0  # for arrays
         self._known: dict[int, Any] = {}  # objects that hold no arrays
 
     # -- for generated code --------------------------------------------------------------------
 
-    def open(self, state: Any) -> Sequence[Any]:
+    def open(self, state: Any) -> Any:
         """Return the values of the variables; what a step changes in place is its own."""
         values = self._objects.begin(state, state[-1].contents, self._changed)
-        return values[: self._count]  # type: ignore[no-any-return]
+        return values[: self._count]
 
-    def close(
-        self,
-        state: Any,
-        exit_number: int,
-        outputs: tuple[Any, ...],
-        reads: tuple[Any, ...],
-        *values: Any,
-    ) -> Any:
+    def close(self, state: Any, exit_number: int, outputs: Any, reads: Any, *values: Any) -> Any:
         """Return the state after a step, and its outputs if it has any."""
         step = state[-1].step
         self._objects.ran(step, reads)
@@ -137,8 +127,6 @@ class Frame:
         if not exit_number and step + 1 == self._last:
             exit_number = _ENDED
         new = self._state(step + 1, exit_number, *self._objects.pack(values, step))
-        if self._checks_views:
-            self._objects.refuse_views()
         self._objects.end()
         return (new, made) if self.scans else new
 
@@ -153,7 +141,7 @@ class Frame:
         step = state[-1].step
         item = self._items.get(step, sources, x)  # type: ignore[union-attr]
         item = self._aliased(item) if self._owns_reads else item
-        self._objects.item(step, item)
+        self._objects.note("item", step, item)
         return item
 
     def own(self, *values: Any) -> list[Any]:
@@ -201,9 +189,7 @@ class Frame:
             state = (*state[:place], self._api.tracked_zero(like), *state[place + 1 :])
         return state, objects
 
-    def _state(
-        self, step: int, exit_number: int, contents: Contents, arrays: Sequence[Any]
-    ) -> tuple[Any, ...]:
+    def _state(self, step: int, exit_number: int, contents: Contents, arrays: Any) -> Any:
         """Return the state before a turn."""
         if not contents.layout.is_plain:
             self._refuse_numbers(arrays)
@@ -217,9 +203,7 @@ class Frame:
             )
         return *arrays, *([_EMPTY] * empty), Static(step, exit_number, contents)
 
-    def final(
-        self, state: Any, results: LoopResults, volatile: Sequence[int], targets: Sequence[Any]
-    ) -> tuple[int, Sequence[Any]]:
+    def final(self, state: Any, results: LoopResults, volatile: list[int], targets: Any) -> Any:
         """Return how the loop was left, and the values of its variables; add to the outputs."""
         values = results.values(state, state[-1].contents, volatile)
         if self._outputs is not None:
@@ -256,17 +240,10 @@ class BareFrame(Frame):
     _parts: Sequence[Any] = ()  # of the item of this turn
     _token: Token = ("before", 0)  # of the object that the last step gave
 
-    def open(self, state: Any) -> Sequence[Any]:
+    def open(self, state: Any) -> Any:
         return (state,)
 
-    def close(
-        self,
-        state: Any,
-        exit_number: int,
-        outputs: tuple[Any, ...],
-        reads: tuple[Any, ...],
-        *values: Any,
-    ) -> Any:
+    def close(self, state: Any, exit_number: int, outputs: Any, reads: Any, *values: Any) -> Any:
         (value,) = values
         if value is not state:
             self._token = _NEW
@@ -294,9 +271,7 @@ class BareFrame(Frame):
         self._refuse_numbers(values)
         return values[0], list(values)
 
-    def final(
-        self, state: Any, results: LoopResults, volatile: Sequence[int], targets: Sequence[Any]
-    ) -> tuple[int, Sequence[Any]]:
+    def final(self, state: Any, results: LoopResults, volatile: list[int], targets: Any) -> Any:
         if self._token is _EARLIER_ITEM:
             raise self._at.error("a turn hands on what the loop iterates over; hand on a copy")
         if self._token is not _NEW:
@@ -320,22 +295,15 @@ class StoreLog:
 class LoopOutputs:
     """What the steps of one run of a loop add to lists and store into objects."""
 
-    def __init__(
-        self,
-        spec: LoopSpec,
-        examples: Sequence[list[Any] | None],
-        objects: StepObjects,
-        api: Values,
-        at: LoopSite,
-    ) -> None:
+    def __init__(self, spec: LoopSpec, examples: list[Any], objects: StepObjects) -> None:
         self._outputs = spec.outputs
-        self._owned = spec.is_exposed  # the function may write to the items
+        self._owned = spec.owns_items
         self._objects = objects
-        self._api = api
-        self._at = at
+        self._api = objects.api
+        self._at = objects.at
         # Zeros like the arrays of a step; None: not known before a step has run.
         self._examples: list[list[Any] | None] = [
-            None if each is None else self._zeros(take_apart(tuple(each), api)[1])
+            None if each is None else self._zeros(take_apart(tuple(each), self._api)[1])
             for each in examples
         ]
         # By step; None: all steps have run. (A flag would be a closed-over number that changes.)

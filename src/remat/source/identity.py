@@ -13,8 +13,8 @@ identity, and is new if it is not found. Then
    and in lists that the loop appends to.
 
 A step changes copies in place, so a token that was written to does not give the object from
-outside; nobody else refers to that (see `runtime`). What was written to in a later turn than the
-one in which a list got it is what it is at the end, or an error if that is not known any more.
+outside; nobody else refers to that (see `runtime`). What a turn has added to a list and a later one
+has written to is what a variable holds at the end, or an error if none holds it.
 """
 
 from __future__ import annotations
@@ -131,18 +131,16 @@ class StepObjects:
     """Tokens of the objects in the steps of one loop. It refers to no array between two steps."""
 
     def __init__(self, api: Values, at: LoopSite, *, views_matter: bool) -> None:
-        self._api = api
-        self._at = at
+        self.api = api
+        self.at = at
         self._views_matter = views_matter  # somebody may write to what the loop gives
         self.written: dict[Token, tuple[int]] = {}  # the last step that wrote to it
-        self.end()
+        self._forget()
 
-    def end(self) -> None:
-        """Forget the step that ran."""
+    def _forget(self) -> None:
         self._known: dict[int, Token] = {}  # by id
         self._copies: list[tuple[Any, Any, Token]] = []  # that the step may write to
-        self._alive: list[Any] = []
-        self._around: list[tuple[Any, Token]] = []  # arrays that the step gets
+        self._around: list[tuple[Any, Token]] = []  # what the step gets; kept alive, for the ids
         self._given: list[tuple[Any, Token]] = []  # and those that it gives
 
     def before(self, values: tuple[Any, ...]) -> tuple[Contents, Sequence[Any], list[Any]]:
@@ -163,7 +161,7 @@ class StepObjects:
 
         Those at the places that are `changed` are copies that the step may write to.
         """
-        self.end()
+        self._forget()
         known, tokens = self._known, contents.arrays
         arrays = arrays[: len(tokens)]
         if not contents.is_distinct:
@@ -195,21 +193,17 @@ class StepObjects:
         for value in values:
             if id(value) in found or isinstance(value, list | dict | deque):
                 continue  # (lists are put together for each step)
-            if not self._api.is_array_type(type(value)):
+            if not self.api.is_array_type(type(value)):
                 found[id(value)] = copy.copy(value)
                 continue
-            found[id(value)] = own = self._api.copied(value)
+            found[id(value)] = own = self.api.copied(value)
             token = self._known[id(own)] = self._known[id(value)]
-            self._copies.append((own, self._api.content_mark(own, value), token))
+            self._copies.append((own, self.api.content_mark(own, value), token))
         return found
 
-    def item(self, step: int, value: Any) -> None:
-        """Note the item of this turn."""
-        self._note("item", step, value)
-        self._alive.append(value)
-
-    def _note(self, kind: str, number: int, value: Any) -> None:
-        for place, part in enumerate(parts(value, self._api)):
+    def note(self, kind: str, number: int, value: Any) -> None:
+        """Note the item of a turn, or something that it reads."""
+        for place, part in enumerate(parts(value, self.api)):
             token = (kind, number, place)
             self._known.setdefault(id(part), token)
             self._around.append((part, token))
@@ -217,9 +211,9 @@ class StepObjects:
     def ran(self, step: int, reads: Sequence[Any]) -> None:
         """Note what a step has read, and which copies it has written to."""
         for number, value in enumerate(reads):
-            self._note("read", number, value)
+            self.note("read", number, value)
         for own, mark, token in self._copies:
-            if self._api.is_content_changed(own, mark):
+            if self.api.is_content_changed(own, mark):
                 self.written[token] = max((step,), self.written.get(token, (step,)))
 
     def pack(
@@ -242,7 +236,7 @@ class StepObjects:
     def _pack(
         self, values: tuple[Any, ...], token: Callable[[Any], Token]
     ) -> tuple[Contents, Sequence[Any]]:
-        layout, arrays, others = take_apart(values, self._api)
+        layout, arrays, others = take_apart(values, self.api)
         tokens = tuple([token(array) for array in arrays])
         if arrays is values:  # the usual case: all are arrays
             return Contents(layout, (), tokens, (), len(set(tokens)) == len(tokens)), arrays
@@ -251,18 +245,24 @@ class StepObjects:
         is_distinct = len({*tokens, *some}) == len(tokens) + len(some)
         return Contents(layout, others, tokens, containers if some else (), is_distinct), arrays
 
-    def refuse_views(self) -> None:
-        """Refuse what a step gives if it is a part of another array that stays."""
-        staying = {token for _, token in self._given}
+    def end(self) -> None:
+        """Forget the step that ran."""
+        if self._views_matter:
+            self._refuse_views()
+        self._forget()
+
+    def _refuse_views(self) -> None:
+        """Refuse what a step gives if it is a part of another array that lives on."""
+        given = {token for _, token in self._given}
         owners: dict[Any, Token] = {}
         for array, token in (*self._around, *self._given):
             is_outside = token[0] in _OUTSIDE
-            if not (is_outside or token in staying):
+            if not (is_outside or token in given):
                 continue
-            memory = self._api.memory(array)
+            memory = self.api.memory(array)
             is_first = memory is None or owners.setdefault(memory, token) == token
             if not (is_first or is_outside):
-                raise self._at.error(
+                raise self.at.error(
                     "a variable or a list gets a view of another array, and the function may "
                     "write to one of them; take a copy"
                 )
@@ -280,21 +280,19 @@ class LoopResults:
         before: list[Any],
         reads: Sequence[Any],
         entry: Callable[[int], Any] | None,
-        api: Values,
-        at: LoopSite,
     ) -> None:
+        self._api = objects.api
+        self._at = objects.at
         self._written = objects.written
         self._before = before
-        self._reads = [list(parts(each, api)) for each in reads]
+        self._reads = [list(parts(each, self._api)) for each in reads]
         self._entry = entry  # of what a `for` iterates over
-        self._api = api
-        self._at = at
         self._found: dict[Token, Any] = {}
 
     def values(self, arrays: Sequence[Any], contents: Contents, volatile: Sequence[int]) -> Any:
         """Return the values of variables; the function may write to those that are `volatile`."""
         tokens = contents.arrays
-        found = [self._object(t, array) for t, array in zip(tokens, arrays, strict=False)]
+        found = self._objects(arrays, contents)
         values = contents.layout.values(found, contents.others)
         by_id = {id(array): token for token, array in zip(tokens, found, strict=True)}
         for place in volatile:
@@ -302,7 +300,7 @@ class LoopResults:
             if token is not None and self.outside(token) is None:
                 # The runner still refers to it.
                 self._found[token] = self._api.copied(values[place])
-        values = contents.layout.values([self._found[each] for each in tokens], contents.others)
+        values = contents.layout.values(self._objects(arrays, contents), contents.others)
         return self._with_containers(values, contents)
 
     def items(self, arrays: Sequence[Any], contents: Contents, step: int, name: str) -> Any:
@@ -312,8 +310,7 @@ class LoopResults:
                 raise self._at.error(
                     f"a turn adds an array to {name} that a later turn changes in place; add a copy"
                 )
-        tokens = contents.arrays
-        found = [self._object(t, array) for t, array in zip(tokens, arrays, strict=False)]
+        found = self._objects(arrays, contents)
         return self._with_containers(contents.layout.values(found, contents.others), contents)
 
     def _with_containers(self, values: Sequence[Any], contents: Contents) -> list[Any]:
@@ -329,11 +326,12 @@ class LoopResults:
                 found[place] = self._found[token]
         return found
 
-    def _object(self, token: Token, array: Any) -> Any:
-        if token not in self._found:
-            original = self.outside(token)
-            self._found[token] = array if original is None else original
-        return self._found[token]
+    def _objects(self, arrays: Sequence[Any], contents: Contents) -> list[Any]:
+        for token, array in zip(contents.arrays, arrays, strict=False):
+            if token not in self._found:
+                original = self.outside(token)
+                self._found[token] = array if original is None else original
+        return [self._found[token] for token in contents.arrays]
 
     def outside(self, token: Token) -> Any:
         """Return the object from outside that a token stands for; None: it is a new one."""

@@ -62,7 +62,7 @@ class Items:
         raise NotImplementedError
 
 
-class _Entries(Items):
+class _SequenceItems(Items):
     """The entries of a sequence."""
 
     def __init__(
@@ -89,7 +89,7 @@ class _Entries(Items):
         return self._entries[step]
 
 
-class _Zip(Items):
+class _ZipItems(Items):
     """The entries of several things, in tuples."""
 
     def __init__(
@@ -121,7 +121,7 @@ def items_of(iterable: Any, api: Values) -> tuple[Items, dict[str, Any]]:
         return iterable, options
     is_array = api.is_array_type(type(iterable)) and iterable.ndim > 0
     if is_array or isinstance(iterable, _SEQUENCES) or _is_module_list(iterable):
-        return _Entries(lambda: iterable, iterable, is_array=is_array), options
+        return _SequenceItems(lambda: iterable, iterable, is_array=is_array), options
     return Items(lambda: iterable, type(iterable).__name__), options
 
 
@@ -148,11 +148,13 @@ def lazy(api: Values, function: Any, *args: Any, **kwargs: Any) -> Any:
         if not start or (len(start) == 1 and type(start[0]) is int):
             begin = start[0] if start else 0
             numbers = range(begin, begin + lengths[0])
-            return _Zip(native, [_Entries(lambda: numbers, numbers), given[0]], lengths[0])
+            return _ZipItems(
+                native, [_SequenceItems(lambda: numbers, numbers), given[0]], lengths[0]
+            )
     known = [each for each in lengths if each is not None]
     if function is builtins.zip and known and len(known) == len(lengths):
         if not kwargs.get("strict") or len(set(known)) == 1:
-            return _Zip(native, given, min(known))
+            return _ZipItems(native, given, min(known))
         return Items(native, "zip of unequal lengths")
     if function is builtins.reversed and len(args) == 1 and not kwargs:
         (value,) = args
@@ -160,7 +162,7 @@ def lazy(api: Values, function: Any, *args: Any, **kwargs: Any) -> Any:
         is_array = api.is_array_type(type(value)) and not hasattr(value, "__reversed__")
         if isinstance(value, range | list | tuple) or _is_module_list(value):
             backward = value[::-1] if isinstance(value, range) else tuple(reversed(value))
-            return _Entries(native, backward)
+            return _SequenceItems(native, backward)
         if is_array and getattr(value, "ndim", 0) > 0:
-            return _Entries(native, value[::-1], is_array=True)
+            return _SequenceItems(native, value[::-1], is_array=True)
     return native()

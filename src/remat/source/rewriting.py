@@ -1,4 +1,4 @@
-"""Writes a loop anew: as it was for its first turns, and from then on as steps of a loop runner.
+"""Rewrites a loop: as it was for its first turns, and from then on as steps of a loop runner.
 
     for x in xs:                    _remat_loop_0 = _remat.for_loop(0, xs)
         h = f(h, x)                 for x in _remat_loop_0.items():

@@ -89,7 +89,7 @@ class CompiledLoop:
         return self._iterable
 
 
-class _TransformedLoop:
+class _RunningLoop:
     """One run of a loop."""
 
     def __init__(self, runtime: Runtime, spec: LoopSpec, options: Options) -> None:
@@ -137,7 +137,7 @@ class _TransformedLoop:
         self._note_additions(targets)
         if not self._is_tracked(values, targets):
             return False
-        reason = shared or self._unsuitable(values, targets) or self._without_gradients(values)
+        reason = shared or next(filter(None, self._reasons(values, targets)), None)
         if reason is None:
             for output, target in zip(self._spec.outputs, targets, strict=True):
                 values += tuple(target[-output.window :]) if output.window else ()
@@ -187,10 +187,8 @@ class _TransformedLoop:
         is_known = before is not None and before[:3] == layout[:3]
         if is_known or (not others and layout.structure is None):
             return None
-        return (
-            "what its variables hold is of another structure in every turn: append to a list "
-            "instead"
-        )
+        words = "what its variables hold is of another structure in every turn"
+        return f"{words}: append to a list instead"
 
     def _shared(self, given: Sequence[Any]) -> str | None:
         """Name an object that changes in place and that something else refers to, too."""
@@ -204,60 +202,47 @@ class _TransformedLoop:
                 continue
             is_shared = sys.getrefcount(given[place]) > _ONE_VARIABLE
             if is_shared or self._api.is_seen_elsewhere(given[place]):
-                return (
-                    f"its body changes {name} in place, and something else refers to it, too: "
-                    "change a copy"
-                )
+                words = f"its body changes {name} in place, and something else refers to it, too"
+                return f"{words}: change a copy"
         return None
 
     def _is_array(self, value: Any) -> bool:
         return self._api.is_array_type(type(value))
 
-    def _unsuitable(self, values: Sequence[Any], targets: Sequence[Any]) -> str | None:
-        """Look for an object that steps cannot iterate over, change or add to."""
+    def _reasons(self, values: Sequence[Any], targets: Sequence[Any]) -> Iterator[str | None]:
+        """Look for what steps cannot iterate over, change, add to, or differentiate."""
         spec = self._spec
         if self._items is not None and self._items.length is None:
-            return (
-                f"it iterates over a {self._items.what}, whose items cannot be asked for again: "
-                "iterate over list(…)"
-            )
-        for name, value in zip(spec.state, values, strict=True):
-            if name not in spec.changed or isinstance(value, _FIXED) or value is UNBOUND:
-                continue
-            if name in spec.unbound:
-                return (
-                    f"its body changes {name} in place, which may have no value before it: assign "
-                    "it before the loop"
-                )
-            is_kind = type(value) in _CHANGEABLE and name not in spec.deeply
-            if not (is_kind or self._is_array(value)):
-                return (
-                    f"its body changes {name} in place, a {type(value).__name__}: assign a new one"
-                )
+            words = f"it iterates over a {self._items.what}, whose items cannot be asked for again"
+            yield f"{words}: iterate over list(…)"
+        named = [*zip(spec.state, values, strict=True)]
+        for name, value in named:
+            if name in spec.changed and not (isinstance(value, _FIXED) or value is UNBOUND):
+                yield self._reason_of_change(name, value)
+            if any(map(self._api.is_traced_number, _leaves(value))):
+                yield f"{name} is a Python number that is differentiated: use np.float64(…)"
         for output, target in zip(spec.outputs, targets, strict=True):
             kinds = (list,) if output.kind == "list" else (list, dict, StoreLog)
             is_array = output.kind == "store" and self._is_array(target)
             if not (is_array or type(target) in kinds):
-                return (
-                    f"its body changes {output.name} in place, a {type(target).__name__}: use a "
-                    "list"
-                )
-        return self._runtime.runner.can_run_while(self._options) if self._is_open_ended else None
-
-    def _without_gradients(self, values: Sequence[Any]) -> str | None:
-        """Name a variable or a list that steps would lose the gradients of."""
-        named: list[tuple[str, Any]] = [*zip(self._spec.state, values, strict=True)]
-        outputs = (each.name for each in self._spec.outputs)
-        for name, value in named:
-            if any(map(self._api.is_traced_number, _leaves(value))):
-                return f"{name} is a Python number that is differentiated: use np.float64(…)"
+                words = f"its body changes {output.name} in place, a {type(target).__name__}"
+                yield f"{words}: use a list"
+        outputs = (each.name for each in spec.outputs)
         for name, value in [*named, *zip(outputs, self._examples, strict=True)]:
             if any(loses_gradients(leaf, self._api) for leaf in _leaves(value)):
-                return (
-                    f"{name} holds an object with arrays, or that makes some: a state or a result "
-                    "is an array or a tuple, list, dict or dataclass of them"
-                )
-        return None
+                words = f"{name} holds an object with arrays, or that makes some: a state or a "
+                yield f"{words}result is an array or a tuple, list, dict or dataclass of them"
+        if self._is_open_ended:
+            yield self._runtime.runner.can_run_while(self._options)
+
+    def _reason_of_change(self, name: str, value: Any) -> str | None:
+        words = f"its body changes {name} in place, "
+        if name in self._spec.unbound:
+            return f"{words}which may have no value before it: assign it before the loop"
+        is_kind = type(value) in _CHANGEABLE and name not in self._spec.deeply
+        if is_kind or self._is_array(value):
+            return None
+        return f"{words}a {type(value).__name__}: assign a new one"
 
     # -- running as steps ----------------------------------------------------------------------
 
@@ -277,11 +262,11 @@ class _TransformedLoop:
                 None if each.kind == "store" else seen + seen[-1:] * ((each.most or 0) - len(seen))
                 for each, seen in zip(spec.outputs, self._examples, strict=True)
             ]
-            outputs = LoopOutputs(spec, examples, objects, api, at)
+            outputs = LoopOutputs(spec, examples, objects)
         needs_step = items is not None and spec.needs_item and items.needs_step
         is_bare = spec.is_bare and not needs_step and self._is_array(values[0])
         frame = (BareFrame if is_bare else Frame)(
-            *(spec, objects, items, outputs, api, at),
+            *(spec, objects, items, outputs),
             last=None if math.isinf(self._left) else self._turn + int(self._left),
             scans=bool(scanned) or (outputs is not None and outputs.has_arrays),
         )
@@ -289,9 +274,8 @@ class _TransformedLoop:
         if spec.is_written_later:  # and the runner holds the state until then
             state = trees.map_leaves(lambda v: api.copied(v) if self._is_array(v) else v, state)
         kept = _Reads(zip(spec.reads, reads, strict=True), spec.volatile, api)
-        results = LoopResults(
-            objects, before, reads, None if items is None else items.entry, api, at
-        )
+        entry = None if items is None else items.entry
+        results = LoopResults(objects, before, reads, entry)
         step = make(frame, tuple(sources), *kept.copies)
         del values, make, reads, before
         final = self._run(step, frame, state, outputs, scanned)
@@ -331,7 +315,7 @@ class _TransformedLoop:
                 return state
 
 
-class ForLoop(_TransformedLoop):
+class ForLoop(_RunningLoop):
     """A run of a `for` loop."""
 
     def __init__(self, runtime: Runtime, spec: LoopSpec, iterable: Any) -> None:
@@ -362,7 +346,7 @@ class ForLoop(_TransformedLoop):
                 return
 
 
-class WhileLoop(_TransformedLoop):
+class WhileLoop(_RunningLoop):
     """A run of a `while` loop."""
 
     def __init__(self, runtime: Runtime, spec: LoopSpec) -> None:
@@ -430,8 +414,19 @@ def _length(value: Any) -> int:
     return len(value) if type(value) is list else 0
 
 
-def _references_of_a_variable() -> int:
-    """Count the references to an object in one variable and in a tuple, as `take` counts them."""
+class _Probe:
+    def take(self, *given: Any) -> int:
+        return self.count(given)
+
+    def count(self, given: Sequence[Any]) -> int:
+        return sys.getrefcount(given[0])
+
+
+def _count_references() -> int:
+    """Count the references to an object that one variable of generated code holds.
+
+    Counted each time: while TorchDynamo evaluates frames, callers keep their arguments.
+    """
     value: list[Any] = []
     given = (value,)
     return sys.getrefcount(given[0])
