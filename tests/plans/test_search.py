@@ -117,8 +117,8 @@ def test_budgets_are_kept_and_more_never_takes_longer(name: str) -> None:
     trace = network(name)
     least, plain = smallest_budget(trace), trace.plain_peak
     before = None
-    for step in range(31):
-        budget = least + (plain - least) * step // 30
+    for step in range(16):
+        budget = least + (plain - least) * step // 15
         plan = plan_trace(trace, budget)
         check(trace, plan, budget)
         assert before is None or plan.extra_seconds <= before * (1 + 1e-12)

@@ -9,6 +9,7 @@ it agrees with the judge and is several times as fast.
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -57,7 +58,9 @@ class Outcome:
 
     def is_there(self, value: int, time: int) -> bool:
         """Tell whether a value is there before a time."""
-        return any(stay.start < time <= stay.end for stay in self.stays.get(value, ()))
+        return value in self.lifetimes.keep or any(
+            stay.start < time <= stay.end for stay in self.stays.get(value, ())
+        )
 
 
 class Evaluator:
@@ -73,6 +76,11 @@ class Evaluator:
         times = range(facts.count, facts.count + 2 * len(self.order), 2)
         nodes = zip(times, self.order, strict=True)
         self._nodes = [(t, op, frozenset(facts.saves[op])) for t, op in nodes if facts.saves[op]]
+        # By value: how it stays if it is kept and no replay reads it. Outcomes share these lists.
+        self._kept = [[Stay(-1)] for _ in facts.nbytes]
+        for time, _, saves in self._nodes:
+            for value in saves:
+                self._kept[value][0].uses.append(time + 1)
         self.is_reverse = all(later < op for op, later in pairwise(self.order))
         self.always = frozenset(v for v, is_bound in enumerate(facts.is_bound) if is_bound)
         base = [level for op in self.order for level in (facts.base_before[op], facts.base_at[op])]
@@ -100,18 +108,19 @@ class Evaluator:
 
     def evaluate(self, lifetimes: Lifetimes) -> Outcome:
         """Return what lifetimes take."""
-        facts = self.facts
-        there = {v: Stay(-1) for v in lifetimes.keep | self.always}
-        outcome = Outcome(lifetimes, {v: [stay] for v, stay in there.items()}, {}, 0.0)
+        facts, kept = self.facts, lifetimes.keep | self.always
+        outcome = Outcome(lifetimes, {v: self._kept[v] for v in kept}, {}, 0.0)
+        there = {v: self._kept[v][0] for v in kept}
         for time, op, saves in self._nodes:
-            missing = None if saves <= there.keys() else [v for v in saves if v not in there]
-            if missing:
-                self._recompute(missing, op, time, there, outcome)
-            for value in saves:
-                there[value].uses.append(time + 1)
-            for value in missing or ():
-                if there[value].end == time + 1:
-                    del there[value]
+            if loose := saves - kept:
+                missing = [v for v in loose if v not in there]
+                if missing:
+                    self._recompute(missing, op, time, there, outcome)
+                for value in loose:
+                    there[value].uses.append(time + 1)
+                for value in missing:
+                    if there[value].end == time + 1:
+                        del there[value]
         replayed = [op for replay in outcome.replays.values() for op in replay.ops]
         outcome.seconds = math.fsum(facts.seconds[op] for op in replayed)
         self._find_peak(outcome)
@@ -122,7 +131,7 @@ class Evaluator:
         self, missing: list[int], op: int, time: int, there: dict[int, Stay], outcome: Outcome
     ) -> None:
         """Run again what a node lacks; all of it is there afterwards, unless it is dropped."""
-        replay = outcome.replays[time] = self._replay(missing, time, there)
+        replay = outcome.replays[time] = self._replay(missing, time, there, outcome)
         drops = outcome.lifetimes.drops
         for value in replay.remade:
             is_dropped = (value, op) in drops
@@ -130,7 +139,9 @@ class Evaluator:
                 stay = there[value] = Stay(time, time + 1 if is_dropped else math.inf)
                 outcome.stays.setdefault(value, []).append(stay)
 
-    def _replay(self, missing: list[int], time: int, there: dict[int, Stay]) -> _Replay:
+    def _replay(
+        self, missing: list[int], time: int, there: dict[int, Stay], outcome: Outcome
+    ) -> _Replay:
         facts, remade = self.facts, dict[int, int]()
         runs = self._closure(missing, there)
         ops = sorted(runs)
@@ -138,8 +149,13 @@ class Evaluator:
             for read in facts.reads[op]:
                 if read in remade:
                     remade[read] = op
+                elif (stay := there[read]).start >= 0:
+                    stay.uses.append(time)
                 else:
-                    there[read].uses.append(time)
+                    if stay is self._kept[read][0]:
+                        stay = there[read] = Stay(-1, uses=stay.uses.copy())
+                        outcome.stays[read] = [stay]
+                    insort(stay.uses, time)
             for made in facts.makes[op]:
                 if made not in there:
                     remade[made] = op
@@ -214,12 +230,16 @@ class Evaluator:
         return Plan(outcome.lifetimes.keep | self.always, tuple(stages))
 
     def lifetimes_of(self, plan: Plan, recomputed: tuple[tuple[int, ...], ...]) -> Lifetimes:
-        """Return about what a plan does: its stages drop what only others need."""
+        """Return about what a plan does: its stages drop what only others need.
+
+        What is made in a stage is of no use beyond it: only what comes before can be dropped.
+        """
         facts, drops = self.facts, set[tuple[int, int]]()
         stops = [*(stage.first_op for stage in plan.stages[1:]), facts.count]
         for stage, stop, ops in zip(plan.stages, stops, recomputed, strict=True):
-            for value in {v for op in ops for v in facts.makes[op]} - stage.hold:
+            first = stage.first_op
+            for value in {v for op in ops if op < first for v in facts.makes[op]} - stage.hold:
                 uses = facts.users[value] + facts.readers[value]
-                needed = min((use for use in uses if use >= stage.first_op), default=stop)
-                drops.update((value, op) for op in range(stage.first_op, min(needed + 1, stop)))
+                needed = min((use for use in uses if use >= first), default=stop)
+                drops.update((value, op) for op in range(first, min(needed + 1, stop)))
         return Lifetimes(plan.keep - self.always, frozenset(drops))

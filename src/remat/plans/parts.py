@@ -18,7 +18,7 @@ from .layers import LayerChain
 __all__ = ["find_parts"]
 
 _TOGETHER = 4  # layers at most
-_WAYS = 12  # of each row of layers, from all of its tapes to none
+_WAYS = 8  # of each row of layers, from all of its tapes to none
 
 
 class _Way(NamedTuple):
@@ -88,27 +88,17 @@ class _Row:
         facts, (first, stop) = self._facts, self._layers
         missing = self._saved - way.keep
         replayed = self._replay_bytes(way) + self._chain.gradient_bytes(self._chain.crossing[stop])
+        passing = max(la.forward_workspace_bytes for la in self._chain.layers[first:stop])
         gradients = self._chain.gradients[self._ops.start : self._ops.stop]
         return Part(
             first,
             stop,
             sum(facts.seconds[op] for op in way.again),
             way.nbytes,
-            self._forward_bytes(way),
+            way.nbytes + passing,
             way.nbytes + sum(facts.held_bytes[v] for v in missing) + max(replayed, *gradients),
             way.keep,
         )
-
-    def _forward_bytes(self, way: _Way) -> int:
-        """Return the most bytes that forward holds of these layers."""
-        facts, start = self._facts, self._ops.start
-        change = [0] * (len(self._ops) + 1)
-        for op in self._ops:
-            for made in facts.makes[op]:
-                end = max(op, min(facts.forward_end[made], self._ops.stop - 1))
-                change[op - start] += facts.held_bytes[made]
-                change[end + 1 - start] -= 0 if made in way.keep else facts.held_bytes[made]
-        return max(accumulate(change))
 
     def _replay_bytes(self, way: _Way) -> int:
         """Return the most bytes that a recomputation makes and nothing but itself needs."""

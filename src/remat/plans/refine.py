@@ -16,6 +16,7 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from .eviction import cheapest_first, ops_again
@@ -27,7 +28,7 @@ __all__ = ["Known", "Refinement"]
 
 _STEP = 64  # one part in so many of a level is freed in a round, at least
 _FIRST = 4  # and one part in so many of what is too much
-_REPAIRED = 0.6  # of the work at most goes into plans to begin with
+_REPAIRED = 0.7  # of the work at most goes into plans to begin with
 _PATIENCE = 4  # one part in so many of the work at most is done without finding a better plan
 _CLOSE = 1.1  # times the seconds of the best one: another one as near is improved, too
 
@@ -79,15 +80,16 @@ class Refinement:
         best = self._improved(min(better, key=_seconds), level, left, patience)
         return self._evaluator.plan(best) if best.seconds < below else None
 
-    def _starts(self, known: Iterable[Known]) -> Iterator[Lifetimes]:
+    def _starts(self, known: Iterable[Known]) -> Iterator[Outcome]:
         for plan, recomputed in known:
-            yield self._effective(self._evaluator.lifetimes_of(plan, recomputed))
+            outcome = self._evaluator.evaluate(self._evaluator.lifetimes_of(plan, recomputed))
+            yield replace(outcome, lifetimes=self._effective(outcome))
         saved = {v for v, users in enumerate(self._facts.users) if users}
-        yield Lifetimes(frozenset(saved) - self._always)  # what recomputes nothing
+        yield self._evaluator.evaluate(Lifetimes(frozenset(saved) - self._always))  # all is kept
 
-    def _effective(self, lifetimes: Lifetimes) -> Lifetimes:
-        """Return the same without drops at ops that start no replay of the value."""
-        replays = self._evaluator.evaluate(lifetimes).replays.items()
+    def _effective(self, outcome: Outcome) -> Lifetimes:
+        """Return the same lifetimes without drops at ops that start no replay of the value."""
+        replays, lifetimes = outcome.replays.items(), outcome.lifetimes
         made = {
             (v, self._evaluator.node_of(time)) for time, replay in replays for v in replay.remade
         }
@@ -117,7 +119,8 @@ class Refinement:
             if self._evaluator.work >= self._until:
                 return None
             if value not in tried:
-                better = self._repair(lifetimes, level, value, outcome.seconds, is_close=is_close)
+                restored = self._evaluator.evaluate(lifetimes)
+                better = self._repair(restored, level, value, outcome.seconds, is_close=is_close)
                 if better is not None:
                     return better
                 tried.add(value)
@@ -125,7 +128,7 @@ class Refinement:
 
     def _repair(
         self,
-        lifetimes: Lifetimes,
+        outcome: Outcome,
         level: int,
         spared: int = -1,
         below: float = math.inf,
@@ -136,7 +139,6 @@ class Refinement:
 
         If the plan is close to the level, bytes beyond what is too much are worth nothing.
         """
-        outcome = self._evaluator.evaluate(lifetimes)
         while (excess := outcome.peak_bytes - level) > 0:
             if outcome.seconds >= below or self._evaluator.work >= self._until:
                 return None

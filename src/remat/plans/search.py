@@ -22,8 +22,9 @@ from .trace import Trace
 
 __all__ = ["Search", "plan_trace", "search_of"]
 
-_WORK, _WORK_OP = 140_000, 250  # ops and nodes evaluated for a budget, and per op
+_WORK = 200_000  # ops, nodes and values that are evaluated for a budget
 _STARTS = (1.0, 1.1, 1.25, 1.5)  # times the budget: plans over layers to begin with
+_STAGES = 100  # at most in which nothing is kept: to judge them takes so many replays
 _SHRINK = 0.98  # times the least bytes is tried next
 _WORTH = 0.99  # of the seconds of a plan: a bound above it leaves nothing to look for
 
@@ -78,7 +79,7 @@ class Search:
         self.lower_bound = LowerBound(facts)
         self._looked: set[int] = set()  # budgets
         self._is_shrunk = not saved
-        self._work = _WORK + _WORK_OP * facts.count
+        self._work = _WORK
         self._refinement = Refinement(facts)
 
     @functools.cached_property
@@ -98,7 +99,8 @@ class Search:
         if not self._is_shrunk:
             self._is_shrunk = True
             self._offer(self._chain.plan_of(smallest_chain(self._chain.layers)))
-            for firsts in (self._chain.cuts[:1], self._chain.cuts[:-1]):
+            count = self._facts.count
+            for firsts in ([0], self._chain.cuts[:-1], range(0, count, 1 + count // _STAGES)):
                 self._offer(Plan(frozenset(), tuple(map(Stage, firsts))))
             self._shrink()
         return self._front.peaks[0]

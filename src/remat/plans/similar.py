@@ -11,10 +11,13 @@ if more than a few percent of the seconds are other ops' than they were.
 from __future__ import annotations
 
 import hashlib
+import math
+from contextlib import suppress
 from dataclasses import replace
 
 from ..errors import BudgetTooSmallError
 from ..sizes import parse_budget
+from .front import Front
 from .plan import Plan
 from .planner import Planner, Plans
 from .simulate import Judge
@@ -25,6 +28,7 @@ __all__ = ["Searches"]
 _MANY = 4  # programs whose searches are held
 _TRIES = 8  # smaller budgets of the search, until a plan fits
 _STEP = 0.96  # times the budget is the next one
+_NEAR = 0.95  # of a budget is what the peak of a known plan has to be at least
 _MARGIN = 0.02  # of a plain pass: a plan may cost so much more here than where it comes from
 _MOVED = 0.025  # of a pass: seconds of ops may be measured so much otherwise
 _RENEWED = 3  # times that a program is searched again because of the margin
@@ -48,21 +52,41 @@ class Searches:
         self._kept[program] = kept
         while len(self._kept) > _MANY:
             del self._kept[next(iter(self._kept))]
-        return kept.plans if kept.trace == trace else _SimilarPlans(kept, trace)
+        return kept if kept.trace == trace else _SimilarPlans(kept, trace)
 
 
 class _Kept:
-    """The search of a program, and the sizes that it was made for."""
+    """The search of a program, the sizes that it was made for, and the plans that it gave."""
 
     def __init__(self, trace: Trace, planner: Planner) -> None:
         self._planner = planner
         self._margin_searches = 0
         self.search(trace)
 
-    def search(self, trace: Trace) -> Plans:
-        plans = self._planner(trace)
-        self.trace, self.plans, self.plain_peak = trace, plans, trace.plain_peak
-        return plans
+    def search(self, trace: Trace) -> None:
+        self._plans = self._planner(trace)
+        self._front: Front[Plan] = Front()
+        self.trace, self.plain_peak = trace, trace.plain_peak
+
+    def plan(self, memory_budget: int | float | str) -> Plan:
+        plan = self._plans.plan(memory_budget)
+        self._front.add(plan.peak_bytes, plan.extra_seconds, plan)
+        return plan
+
+    def near(self, budget: int) -> Plan:
+        """Return a plan for a budget: one that is known, if it is nearly as large.
+
+        Else a budget is asked for that is as near, one of few: so sizes that change from pass to
+        pass find known plans soon.
+        """
+        plan = self._front.best(budget)
+        if plan is not None and plan.peak_bytes >= _NEAR * budget:
+            return plan
+        part = min(1.0, budget / max(1, self.plain_peak)) or 1.0
+        level = int(self.plain_peak * _NEAR ** math.ceil(math.log(part, _NEAR)))
+        with suppress(BudgetTooSmallError):
+            return self.plan(min(level, budget))
+        return self.plan(budget)
 
     def may_search_again(self) -> bool:
         """Return whether a plan that costs too much is worth a search: not with ever new sizes."""
@@ -83,8 +107,8 @@ class _SimilarPlans:
         budget = parse_budget(memory_budget, whole=self.plain_peak)
         found = self._scaled(budget)
         if found is None or (self._is_dear(*found) and self._kept.may_search_again()):
-            plans = self._kept.search(self._trace)
-            return plans.plan(memory_budget)
+            self._kept.search(self._trace)
+            return self._kept.plan(memory_budget)
         return found[0]
 
     def _scaled(self, budget: int) -> tuple[Plan, Plan] | None:
@@ -92,7 +116,7 @@ class _SimilarPlans:
         scaled = budget * self._kept.plain_peak / max(1, self.plain_peak)
         for _ in range(_TRIES):
             try:
-                source = self._kept.plans.plan(int(scaled))
+                source = self._kept.near(int(scaled))
             except BudgetTooSmallError:
                 return None
             peak, seconds, _ = self._judge.score(source)
