@@ -414,19 +414,8 @@ def _length(value: Any) -> int:
     return len(value) if type(value) is list else 0
 
 
-class _Probe:
-    def take(self, *given: Any) -> int:
-        return self.count(given)
-
-    def count(self, given: Sequence[Any]) -> int:
-        return sys.getrefcount(given[0])
-
-
-def _count_references() -> int:
-    """Count the references to an object that one variable of generated code holds.
-
-    Counted each time: while TorchDynamo evaluates frames, callers keep their arguments.
-    """
+def _references_of_a_variable() -> int:
+    """Count the references to an object in one variable and in a tuple, as `take` counts them."""
     value: list[Any] = []
     given = (value,)
     return sys.getrefcount(given[0])
