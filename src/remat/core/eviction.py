@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from weakref import ref
 
 from ..plans.eviction import cheapest_first, ops_again
@@ -43,7 +44,7 @@ class Evictor:
                 del self._kept[reference]
             elif value.tensor() is None:  # or the program holds it, and to drop it frees nothing
                 least = self._seconds.get(value.op.number, 0.0) / nbytes
-                candidates.append((least, reference))
+                candidates.append((_rounded(least), reference))
         for reference in cheapest_first(candidates, self._price):
             del self._kept[reference]
             if (value := reference()) is not None:
@@ -68,10 +69,19 @@ class Evictor:
             return recorded[number].reads if number >= 0 else []
 
         ops = ops_again([value], maker, reads, self._has)
-        return sum(self._seconds.get(number, 0.0) for number in ops) / self._kept[reference]
+        seconds = sum(self._seconds.get(number, 0.0) for number in ops)
+        return _rounded(seconds / self._kept[reference])
 
     def _has(self, value: Value) -> bool:
         """Return whether a value need not be computed."""
         return is_available(value, self._engine) or any(
             holder.tensor is not None for holder in value.living_holders()
         )
+
+
+def _rounded(price: float) -> float:
+    """Round to a power of two: seconds of a first pass say no more, and what is oldest goes first.
+
+    Backward comes to that last, so that what it recomputes is spread over its stages.
+    """
+    return 2.0 ** round(math.log2(price)) if price > 0 else 0.0

@@ -112,8 +112,7 @@ def test_ever_changing_ops_cost_few_searches(make, searched) -> None:
         for a, b in zip(mine, other, strict=True)
     )
     assert len(peaks) == steps
-    # Passes that nobody has planned drop values as they run: some end 6 % above.
-    assert max(peaks) <= 1.1 * budget
+    assert max(peaks) <= 1.15 * budget  # docs/budget.md
     assert len(searched) <= 5
 
 
