@@ -106,7 +106,7 @@ def backward_pass() -> Iterator[None]:
 
 
 class _Quiet:
-    """Guards under which NumPy does not warn: what there is to say was said in forward."""
+    """Guards under which NumPy does not warn: forward has given its warnings."""
 
     def take(self) -> np.errstate:
         return np.errstate(all="ignore")
