@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from remat.errors import BudgetTooSmallError
 from remat.plans import Kind, Op, Trace, Value, simulate
 from remat.plans.chain import ChainLayer, plan_chain, smallest_chain
+from remat.plans.facts import Facts
 from remat.plans.layers import LayerChain
 from remat.plans.search import Search
 
@@ -60,7 +61,7 @@ def by_hand(values: list[Value], ops: list[Op], first: int, *, is_last: bool) ->
 @pytest.mark.parametrize("most_ops", [1, 4])
 def test_layers_are_measured_as_by_hand(seed: int, most_ops: int) -> None:
     trace, ends, chain = a_pass(seed, 7, most_ops)
-    assert LayerChain(trace, ends).layers == chain
+    assert LayerChain(Facts(trace), ends).layers == chain
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -103,7 +104,7 @@ def test_within_the_budget_or_an_error_with_one_that_works(seed, layers, most_op
 def test_a_plan_over_layers_recomputes_what_it_says(seed, layers) -> None:
     """Op by op it is never more than by whole layers: what is there is not made again."""
     trace, ends, _ = a_pass(seed, layers, 1)
-    chain = LayerChain(trace, ends)
+    chain = LayerChain(Facts(trace), ends)
     for steps in list(all_plans(0, layers))[:: max(1, 3 ** (layers - 4))]:
         found = dataclasses.replace(smallest_chain(chain.layers), steps=steps)
         simulated = simulate(trace, chain.plan_of(found))
@@ -118,13 +119,13 @@ def test_layers_that_write_to_their_input_belong_to_the_layer_before() -> None:
         Value(8, made_by=2, requires_grad=True),
     )
     ops = tuple(Op(name, (n,), (n + 1,), 1.0) for n, name in enumerate(["sin", "relu_", "cos"]))
-    assert LayerChain(Trace(ops, values), [1, 2, 3]).cuts == [0, 2, 3]
+    assert LayerChain(Facts(Trace(ops, values)), [1, 2, 3]).cuts == [0, 2, 3]
 
 
 def test_layers_without_ops_are_no_layers() -> None:
     trace, ends, chain = a_pass(1, 4, 2)
-    assert LayerChain(trace, [0, *ends, ends[-1]]).layers == chain
-    assert LayerChain(Trace((), ()), [0, 0]).layers == []
+    assert LayerChain(Facts(trace), [0, *ends, ends[-1]]).layers == chain
+    assert LayerChain(Facts(Trace((), ())), [0, 0]).layers == []
 
 
 def test_a_buffer_that_is_updated_is_no_result() -> None:
@@ -140,4 +141,6 @@ def test_a_buffer_that_is_updated_is_no_result() -> None:
         Op("add_", (1,), (3,), 1.0),
         Op("sin", (2,), (4,), 1.0, saves=(2,)),
     )
-    assert [layer.output_bytes for layer in LayerChain(Trace(ops, values), [2, 3]).layers] == [8, 8]
+    assert [
+        layer.output_bytes for layer in LayerChain(Facts(Trace(ops, values)), [2, 3]).layers
+    ] == [8, 8]

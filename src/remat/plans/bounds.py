@@ -20,7 +20,6 @@ from .trace import Trace
 
 __all__ = ["LowerBound", "lower_bound_seconds"]
 
-_LARGEST_PROGRAMME = 1500  # ops; a linear programme takes some hundredths of a second up to here
 _SAFE = 1 - 1e-9  # sums of floats are not exact
 
 
@@ -79,7 +78,7 @@ class LowerBound:
     def seconds(self, budget: int) -> float:
         """Return the seconds that every plan within a budget takes at least."""
         bound = self.quick_seconds(budget)
-        if bound and self._facts.count <= _LARGEST_PROGRAMME and importlib.util.find_spec("scipy"):
+        if bound and importlib.util.find_spec("scipy"):
             bound = max(bound, self._programme(budget - self._always) * _SAFE)
         return bound
 

@@ -284,19 +284,23 @@ class _Programme:
         self._unit = max(units, units * math.ceil(budget / units / _BUCKETS))
         self._size = budget // self._unit + 1
         count = chain.count
-        shape = count + 1, count + 1, self._size
-        self._costs: Any = np.full(shape, np.inf)  # by first, stop and free buckets
-        self._after: Any = np.full(shape, np.inf)  # by stop and first: with its input held, too
+        # By first layer, length and free buckets; and by stop and first layer: with its input held.
+        # Single precision: planning takes memory where there is little.
+        self._costs = [self._full(count - first + 1) for first in range(count + 1)]
+        self._after = [self._full(stop) for stop in range(count + 1)]
         self._passing = self._find_passing()
         for size in range(1, count):
             for first in range(count - size):
                 self._fill(first, first + size)
-        self._tops: Any = np.full((count + 1, self._size), np.inf)
-        self._tops_after: Any = np.full((count + 1, self._size), np.inf)
+        self._tops = self._full(count + 1)
+        self._tops_after = self._full(count + 1)
         self._tops[count] = 0.0
         for first in reversed(range(count)):
             self._tops[first] = np.min(self._options_of(first, count, is_top=True), axis=0)
             self._tops_after[first] = self._shifted(self._tops[first], chain.result[first])
+
+    def _full(self, rows: int) -> Any:
+        return np.full((rows, self._size), np.inf, dtype=np.float32)
 
     def _buckets(self, nbytes: int) -> int:
         return -(-nbytes // self._unit)
@@ -314,28 +318,30 @@ class _Programme:
 
     def _shifted(self, costs: Any, nbytes: int) -> Any:
         """Return the costs if so many bytes are held besides."""
-        by, shifted = self._buckets(nbytes), np.full(self._size, np.inf)
+        by, shifted = self._buckets(nbytes), self._full(1)[0]
         if by < self._size:
             shifted[by:] = costs[: self._size - by]
         return shifted
 
     def _fill(self, first: int, stop: int) -> None:
         chain = self._chain
-        rest = self._costs[first + 1, stop] if first + 1 < stop else np.zeros(self._size)
+        rest = (
+            self._costs[first + 1][stop - first - 1] if first + 1 < stop else np.zeros(self._size)
+        )
         options = self._options(first, stop, chain.gradient[stop], rest, self._after[stop])
-        self._costs[first, stop] = np.min(options, axis=0)
-        held = self._shifted(self._costs[first, stop], chain.result[first])
-        self._after[stop, first] = held
+        self._costs[first][stop - first] = np.min(options, axis=0)
+        held = self._shifted(self._costs[first][stop - first], chain.result[first])
+        self._after[stop][first] = held
 
     def _options(self, first: int, stop: int, arriving: int, rest: Any, after: Any) -> Any:
         """Return the costs of all ways to begin: with a tape, or with a segment to each cut."""
         chain = self._chain
-        costs = np.empty((stop - first, self._size))
+        costs = self._full(stop - first)
         costs[0] = self._shifted(rest, chain.tape[first])
         costs[0, : self._buckets(chain.taping(first, arriving))] = np.inf
         if stop > first + 1:
             again = np.array(chain.until[first + 1 : stop]) - chain.until[first]
-            costs[1:] = after[first + 1 : stop] + self._costs[first, first + 1 : stop]
+            costs[1:] = after[first + 1 : stop] + self._costs[first][1 : stop - first]
             costs[1:] += again[:, None]
             least = -(-(self._passing[first][: stop - first - 1] + arriving) // self._unit)
             costs[1:][np.arange(self._size)[None, :] < least[:, None]] = np.inf
@@ -379,6 +385,8 @@ class _Programme:
         if is_top:
             options = self._options(first, stop, 0, self._tops[first + 1], self._tops_after)
             return np.vstack([options, *map(self._parted, self._parts[first])])
-        rest = self._costs[first + 1, stop] if first + 1 < stop else np.zeros(self._size)
+        rest = (
+            self._costs[first + 1][stop - first - 1] if first + 1 < stop else np.zeros(self._size)
+        )
         gradient = self._chain.gradient[stop]
         return self._options(first, stop, gradient, rest, self._after[stop])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import accumulate
 
 from .trace import Kind, Trace
 
@@ -42,7 +41,6 @@ class Facts:
         self.overwriter: dict[int, int] = {}  # the op that writes over a value
         self.forward_end = self._find_forward_ends()
         self._add_up_gradients()
-        self.crossing = self._add_up_crossing()
         # Bytes that go when a value is no longer held; those of an output never do.
         self.held_bytes = [
             0 if outlives else n for n, outlives in zip(self.nbytes, self.outlives, strict=True)
@@ -99,13 +97,4 @@ class Facts:
             for made in alive.intersection(op.makes):
                 alive.discard(made)
                 total -= values[made].nbytes
-
-    def _add_up_crossing(self) -> list[int]:
-        """Return for each op the bytes that are made before it and read at or after it."""
-        change = [0] * (self.count + 1)
-        for value, readers in enumerate(self.readers):
-            last = max(readers[-1:] + self.users[value][-1:], default=-1)
-            if not self.is_external[value] and last > self.made_by[value]:
-                change[self.made_by[value] + 1] += self.nbytes[value]
-                change[last + 1] -= self.nbytes[value]
-        return list(accumulate(change))
+        self.gradient_bytes = [level - outliving for level in self.base_at]

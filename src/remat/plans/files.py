@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +15,28 @@ __all__ = ["load_trace", "save_trace"]
 
 _FORMAT = "remat.trace"
 _VERSION = 1
+# The columns of ops and values, and how an entry is read; a text is a number in a table of texts.
 _COLUMNS = {
-    "ops": [
-        "name",
-        "reads",
-        "makes",
-        "seconds",
-        "place",
-        "module",
-        "saves",
-        "backward_seconds",
-        "workspace_bytes",
-    ],
-    "values": [
-        "nbytes",
-        "made_by",
-        "overwrites",
-        "kind",
-        "requires_grad",
-        "freed_after",
-        "name",
-    ],
+    "ops": {
+        "name": "text",
+        "reads": "numbers",
+        "makes": "numbers",
+        "seconds": "float",
+        "place": "text",
+        "module": "text",
+        "saves": "numbers",
+        "backward_seconds": "float",
+        "workspace_bytes": "number",
+    },
+    "values": {
+        "nbytes": "number",
+        "made_by": "number",
+        "overwrites": "number",
+        "kind": "kind",
+        "requires_grad": "flag",
+        "freed_after": "number",
+        "name": "text",
+    },
 }
 
 
@@ -68,39 +70,23 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
 
 def _to_json(trace: Trace) -> dict[str, Any]:
     texts = _Texts()
-    ops = [
-        [
-            texts.number(op.name),
-            op.reads,
-            op.makes,
-            op.seconds,
-            texts.number(op.place),
-            texts.number(op.module),
-            op.saves,
-            op.backward_seconds,
-            op.workspace_bytes,
-        ]
-        for op in trace.ops
-    ]
-    values = [
-        [
-            value.nbytes,
-            value.made_by,
-            value.overwrites,
-            value.kind.value,
-            int(value.requires_grad),
-            value.freed_after,
-            texts.number(value.name),
-        ]
-        for value in trace.values
-    ]
+
+    def entry(thing: Op | Value, name: str, kind: str) -> Any:
+        found = getattr(thing, name)
+        if kind == "text":
+            return texts.number(found)
+        return found.value if kind == "kind" else int(found) if kind == "flag" else found
+
+    def rows(things: Iterable[Op | Value], columns: dict[str, str]) -> list[list[Any]]:
+        return [[entry(thing, *column) for column in columns.items()] for thing in things]
+
     return {
         "format": _FORMAT,
         "version": _VERSION,
-        "columns": _COLUMNS,
+        "columns": {name: list(columns) for name, columns in _COLUMNS.items()},
+        "ops": rows(trace.ops, _COLUMNS["ops"]),
+        "values": rows(trace.values, _COLUMNS["values"]),
         "texts": texts.all(),
-        "ops": ops,
-        "values": values,
         "used": trace.used,
     }
 
@@ -110,43 +96,26 @@ def _from_json(data: Any) -> Trace:
         raise ValueError(f'its "format" is not "{_FORMAT}"')
     if data["version"] != _VERSION:
         raise ValueError(f"its version is {data['version']!r}; this remat reads {_VERSION}")
-    texts = data["texts"]
-    ops = tuple(_op(row, texts) for row in data["ops"])
-    values = tuple(_value(row, texts) for row in data["values"])
+    readers: dict[str, Callable[[Any], Any]] = {
+        "text": data["texts"].__getitem__,
+        "numbers": _numbers,
+        "number": lambda entry: None if entry is None else int(entry),
+        "float": float,
+        "flag": bool,
+        "kind": Kind,
+    }
+
+    def fields(row: list[Any], columns: dict[str, str]) -> dict[str, Any]:
+        if len(row) != len(columns):
+            problem = "too many" if len(row) > len(columns) else "not enough"
+            raise ValueError(f"{problem} values in a row: {len(row)}, not {len(columns)}")
+        entries = zip(columns.items(), row, strict=True)
+        return {name: readers[kind](entry) for (name, kind), entry in entries}
+
+    ops = tuple(Op(**fields(row, _COLUMNS["ops"])) for row in data["ops"])
+    values = tuple(Value(**fields(row, _COLUMNS["values"])) for row in data["values"])
     return Trace(ops, values, _numbers(data["used"]))
-
-
-def _op(row: list[Any], texts: list[str]) -> Op:
-    name, reads, makes, seconds, place, module, saves, backward_seconds, workspace = row
-    return Op(
-        texts[name],
-        _numbers(reads),
-        _numbers(makes),
-        float(seconds),
-        texts[place],
-        texts[module],
-        _numbers(saves),
-        float(backward_seconds),
-        int(workspace),
-    )
-
-
-def _value(row: list[Any], texts: list[str]) -> Value:
-    nbytes, made_by, overwrites, kind, requires_grad, freed_after, name = row
-    return Value(
-        int(nbytes),
-        _number(made_by),
-        _number(overwrites),
-        Kind(kind),
-        bool(requires_grad),
-        _number(freed_after),
-        texts[name],
-    )
 
 
 def _numbers(row: Any) -> tuple[int, ...]:
     return tuple(int(number) for number in row)
-
-
-def _number(entry: Any) -> int | None:
-    return None if entry is None else int(entry)

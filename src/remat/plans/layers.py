@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from .chain import ChainLayer, ChainPlan, Part, Segment, Step
 from .facts import Facts
 from .plan import Plan, Stage
-from .trace import Kind, Trace
+from .trace import Kind
 
 __all__ = ["LayerChain", "choose_cuts"]
 
@@ -51,16 +51,16 @@ class LayerChain:
     the bytes of gradients and workspace in the backward of each op.
     """
 
-    def __init__(self, trace: Trace, ends: Iterable[int]) -> None:
-        self.trace = trace
-        self._own = [not value.kind.is_external for value in trace.values]
+    def __init__(self, facts: Facts, ends: Iterable[int]) -> None:
+        self.trace = facts.trace
+        self._own = [not is_external for is_external in facts.is_external]
         self._outliving = self._find_outliving()
         self.outliving_bytes = self._bytes(self._outliving)
         self.cuts = self._find_cuts(ends)
         self._last_needed = self._find_last_needed()
         self.crossing = [self._find_crossing(cut) for cut in self.cuts]
         self._saved = [self._find_saved(*part) for part in pairwise(self.cuts)]
-        self.gradients = self._backward_bytes()
+        self.gradients = facts.gradient_bytes
         self.layers = [
             self._measure(number, self.gradients[first:stop])
             for number, (first, stop) in enumerate(pairwise(self.cuts))
@@ -158,25 +158,6 @@ class LayerChain:
                     freed[end] = freed.get(end, 0) + values[value].nbytes
             live -= freed.pop(number, 0)
         return most
-
-    def _backward_bytes(self) -> list[int]:
-        """Return the bytes of gradients and workspace while the backward of each op runs."""
-        values, alive = self.trace.values, dict[int, int]()
-        found = [0] * len(self.trace.ops)
-        for number in self.trace.backward_order:
-            op = self.trace.ops[number]
-            only_here = op.workspace_bytes
-            for value in dict.fromkeys((*op.makes, *op.reads)):
-                if not values[value].requires_grad:
-                    continue
-                if values[value].kind is Kind.PARAMETER:
-                    only_here += values[value].nbytes
-                else:
-                    alive[value] = values[value].nbytes
-            found[number] = sum(alive.values()) + only_here
-            for value in op.makes:
-                alive.pop(value, None)
-        return found
 
     # -- plans -------------------------------------------------------------------------------------
 

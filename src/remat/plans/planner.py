@@ -1,4 +1,4 @@
-"""What engines ask for plans; `graph.Search` is what they get."""
+"""What engines ask for plans; `search.Search` is what they get."""
 
 from __future__ import annotations
 

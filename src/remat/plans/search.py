@@ -85,7 +85,7 @@ class Search:
     @functools.cached_property
     def _chain(self) -> LayerChain:
         ends = choose_cuts(self._facts) if self._ends is None else self._ends
-        return LayerChain(self.trace, ends)
+        return LayerChain(self._facts, ends)
 
     def _offer(self, plan: Plan) -> Plan:
         peak, seconds, _ = self._judge.score(plan)
