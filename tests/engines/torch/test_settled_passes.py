@@ -320,7 +320,7 @@ def test_other_uses_of_a_graph(events) -> None:
 
 
 def test_a_write_between_forward_and_backward_is_an_error_as_ever(events) -> None:
-    model, x = deep(16, 8), torch.randn(128, 16)
+    model, x = deep(16, 8), torch.randn(128, 16, requires_grad=True)  # all weights are needed
     remat.auto_checkpoint(model, memory_budget=0.7)
     for _ in range(5):
         as_ever(model, x).backward()
