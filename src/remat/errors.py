@@ -12,7 +12,7 @@ and what it warns of, a `UserWarning`:
 
     RematWarning                checkpointing was asked for, but has no effect
 
-The judge of schedules adds `remat.schedules.IllegalMoveError` to them. Bad arguments are
+The simulator of schedules adds `remat.schedules.IllegalMoveError` to them. Bad arguments are
 `TypeError` or `ValueError` and name the argument and the value given.
 """
 

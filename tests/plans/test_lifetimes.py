@@ -29,10 +29,10 @@ def random_lifetimes(evaluator: Evaluator, dice: random.Random) -> Outcome:
     used = [v for v in own if facts.users[v] or facts.readers[v]]
     keep = frozenset(v for v in used if v not in evaluator.always and dice.random() < part)
     held = [
-        (value, evaluator.node_of(stay.start))
-        for value, stays in evaluator.evaluate(Lifetimes(keep)).stays.items()
-        for stay in stays
-        if stay.start >= 0
+        (value, evaluator.node_of(interval.start))
+        for value, intervals in evaluator.evaluate(Lifetimes(keep)).intervals.items()
+        for interval in intervals
+        if interval.start >= 0
     ]
     drops = frozenset(drop for drop in held if dice.random() < 0.4)
     return evaluator.evaluate(Lifetimes(keep, drops))

@@ -23,20 +23,20 @@ class Activation:
     def __init__(self, layer: int, value: Any, arrays: Arrays, store: Store) -> None:
         leaves, self._structure = trees.flatten(value)
         self._arrays = arrays
-        self._shelf = store.open(arrays)
+        self._checkpoints = store.open(arrays)
         copies = self._copies(leaves)
         try:
-            self._shelf.put(0, copies)
+            self._checkpoints.put(0, copies)
         except StoreError as error:
             fact, _, _ = str(error).partition("; use")
             raise StoreError(f"layer {layer}: {fact}; set use_mixed_precision=False") from error
-        self.nbytes = self._shelf.nbytes  # as it is stored
+        self.nbytes = self._checkpoints.nbytes  # as it is stored
         self.full_nbytes = sum(map(arrays.nbytes, distinct(copies)[0]))
-        self.error = self._shelf.error
+        self.error = self._checkpoints.error
 
     def leaves(self) -> list[Any]:
         """Return the leaves as they are saved."""
-        return self._shelf.get(0)
+        return self._checkpoints.get(0)
 
     def value(self) -> Any:
         """Return a copy, which the caller may modify."""
@@ -120,16 +120,16 @@ class PassStore:
         self.layers = layers
         self.held: Activations | None = held
 
-    def open(self, arrays: Arrays) -> _PassShelf:
-        """Make a shelf for a run of the pass."""
-        return _PassShelf(self, arrays)
+    def open(self, arrays: Arrays) -> _PassCheckpoints:
+        """Make the checkpoints of a run of the pass."""
+        return _PassCheckpoints(self, arrays)
 
     def end_forward(self) -> None:
         """Stop adding checkpoints to `held`."""
         self.held = None
 
 
-class _PassShelf:
+class _PassCheckpoints:
     def __init__(self, store: PassStore, arrays: Arrays) -> None:
         self.exact = store.store.open(arrays).exact
         self.in_memory = True

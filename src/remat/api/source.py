@@ -172,7 +172,7 @@ def _of_function(f: FunctionType, options: Options, *, strict: bool) -> Any:
     inner = getattr(f, "__wrapped__", None)
     if isinstance(inner, FunctionType):
         return _inside_of_wrapper(f, inner, options, strict=strict)
-    return transform(f, options, _VALUES, _LoopFunctions(), strict=strict)
+    return transform(f, options, _VALUES, _PublicLoops(), strict=strict)
 
 
 def _inside_of_wrapper(f: FunctionType, inner: Any, options: Options, *, strict: bool) -> Any:
@@ -215,7 +215,7 @@ def _refuse(f: Any, reason: str, *, strict: bool) -> Any:
     return f
 
 
-class _LoopFunctions:
+class _PublicLoops:
     """Runs the steps of transformed loops: with the loops of the public API."""
 
     def loop(self, step: Callable[..., Any], state: Any, steps: int, options: Options) -> Any:

@@ -204,7 +204,7 @@ class _Block(nn.Module):
         return x + made
 
 
-class _GPT(nn.Module):
+class _TinyGPT(nn.Module):
     def __init__(self, depth: int, width: int, words: int) -> None:
         super().__init__()
         self.words = words
@@ -221,12 +221,12 @@ class _GPT(nn.Module):
         return scores
 
 
-def _gpt(device: torch.device) -> _GPT:
+def _gpt(device: torch.device) -> _TinyGPT:
     torch.manual_seed(0)
-    return _GPT(depth=6, width=64, words=128).to(device)
+    return _TinyGPT(depth=6, width=64, words=128).to(device)
 
 
-def _step_of(model: _GPT) -> Callable[[], None]:
+def _step_of(model: _TinyGPT) -> Callable[[], None]:
     """Return a forward and backward pass."""
     device = model.head.weight.device
     tokens = torch.arange(8 * 64, device=device).view(8, 64) % model.words

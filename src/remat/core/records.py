@@ -178,7 +178,7 @@ class Value:
         known = (r for r in self.aliases if (value := r()) is not None and value is not other)
         self.aliases = (*known, ref(other))
 
-    def family(self) -> list[Value]:
+    def with_aliases(self) -> list[Value]:
         """Return this value and its aliases that are alive."""
         return [self, *(value for r in self.aliases if (value := r()) is not None)]
 

@@ -6,7 +6,8 @@ A `Trace` says what a pass did (`trace.py`), a `Plan` what to do about it (`plan
 
 **What is minimized.** The seconds of recomputation, so that the peak of forward and backward stays
 within a budget. To decide whether this can be done in so many seconds is NP-complete, for each
-value may be kept, or computed again at any time of backward. So there are two steps, and a judge.
+value may be kept, or computed again at any time of backward. So there are two steps, and a
+simulator.
 
 **1. The dynamic programme over cuts** (`layers.py`, `parts.py`, `chain.py`). The trace is cut at up
 to 47 places where few bytes cross. What is between two cuts is a layer, and a plan is a row of
@@ -27,11 +28,11 @@ values the one is dropped next that costs the fewest seconds per byte (`eviction
 are brought within the budget: at the highest peak, by the same rule, the cheapest value that is
 idle there is dropped, or a smaller one that it is made of is held instead. Then something that is
 recomputed is restored and the excess dropped elsewhere, as long as that takes fewer seconds. It is
-a local search: exact in what it counts (`lifetimes.py` agrees with the judge), but with no promise
-of an optimum. Its work is bounded, whatever the size of the trace.
+a local search: exact in what it counts (`lifetimes.py` agrees with the simulator), but with no
+promise of an optimum. Its work is bounded, whatever the size of the trace.
 
-**3. The judge.** All plans are simulated, and those that no other one beats in bytes and seconds
-are held (`front.py`). A budget gets the one with the fewest seconds of all that fit.
+**3. The simulator.** All plans are simulated, and those that no other one beats in bytes and
+seconds are held (`front.py`). A budget gets the one with the fewest seconds of all that fit.
 
 **How far it may be off.** `bounds.py` has seconds that no plan can avoid; where they are within 1 %
 of a plan, nothing is searched. At half the plain peak the plans of the five recorded traces

@@ -120,7 +120,7 @@ def plan_chain(layers: Sequence[ChainLayer], memory_budget: int | str) -> ChainP
             f"({format_bytes(need)}) whatever is recomputed, got memory_budget={memory_budget!r}",
             smallest=need,
         )
-    steps = _Programme(chain, budget).steps(budget)
+    steps = _ChainProgramme(chain, budget).steps(budget)
     if steps is None:  # it fits, but not in whole buckets
         steps = least.steps()
     return chain.plan(steps)
@@ -137,7 +137,7 @@ def plan_chains(
     [0.0, 0.5, 5.0]
     """
     chain = _Chain(layers)
-    programme = _Programme(chain, max(budgets), parts)
+    programme = _ChainProgramme(chain, max(budgets), parts)
     found = (programme.steps(budget) for budget in budgets)
     return [chain.plan(steps) for steps in found if steps is not None]
 
@@ -271,7 +271,7 @@ class _Least:
         return tuple(steps)
 
 
-class _Programme:
+class _ChainProgramme:
     """The least extra seconds of each range of layers, for every number of free buckets."""
 
     def __init__(self, chain: _Chain, budget: int, parts: Iterable[Part] = ()) -> None:

@@ -13,7 +13,7 @@ class Facts:
     """Plain lists over the ops and values of a trace.
 
     Planners work with a backward that goes through the ops in reverse. Where the recorded one does
-    not, what they predict is only a guess, and the judge decides.
+    not, what they predict is only a guess, and the simulator decides.
     """
 
     def __init__(self, trace: Trace) -> None:

@@ -3,7 +3,7 @@
 `Lifetimes` say what is kept from forward on and, for each replay, what of its results is dropped
 again. Every replay runs as late as it can: just before the node that lacks a value. What it makes
 is held until nothing needs it any more, unless it is dropped. `Evaluator` says what lifetimes take;
-it agrees with the judge and is several times as fast.
+it agrees with the simulator and is several times as fast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from operator import add
 from .facts import Facts
 from .plan import Plan, Stage
 
-__all__ = ["Evaluator", "Lifetimes", "Outcome", "Stay"]
+__all__ = ["Evaluator", "HeldInterval", "Lifetimes", "Outcome"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Lifetimes:
 
 
 @dataclass(slots=True)
-class Stay:
+class HeldInterval:
     """A value that is there from one time to another, and the times when it is used."""
 
     start: int  # the time of a replay; -1 if it is kept
@@ -50,7 +50,7 @@ class Outcome:
     """What lifetimes take. Times are those of `Evaluator`."""
 
     lifetimes: Lifetimes
-    stays: dict[int, list[Stay]]  # by value, in the order of time
+    intervals: dict[int, list[HeldInterval]]  # by value, in the order of time
     replays: dict[int, _Replay]  # by time
     seconds: float
     peak_bytes: int = 0
@@ -59,7 +59,7 @@ class Outcome:
     def is_there(self, value: int, time: int) -> bool:
         """Tell whether a value is there before a time."""
         return value in self.lifetimes.keep or any(
-            stay.start < time <= stay.end for stay in self.stays.get(value, ())
+            interval.start < time <= interval.end for interval in self.intervals.get(value, ())
         )
 
 
@@ -76,8 +76,8 @@ class Evaluator:
         times = range(facts.count, facts.count + 2 * len(self.order), 2)
         nodes = zip(times, self.order, strict=True)
         self._nodes = [(t, op, frozenset(facts.saves[op])) for t, op in nodes if facts.saves[op]]
-        # By value: how it stays if it is kept and no replay reads it. Outcomes share these lists.
-        self._kept = [[Stay(-1)] for _ in facts.nbytes]
+        # By value: when it is held if it is kept and no replay reads it. Outcomes share these.
+        self._kept = [[HeldInterval(-1)] for _ in facts.nbytes]
         for time, _, saves in self._nodes:
             for value in saves:
                 self._kept[value][0].uses.append(time + 1)
@@ -128,7 +128,12 @@ class Evaluator:
         return outcome
 
     def _recompute(
-        self, missing: list[int], op: int, time: int, there: dict[int, Stay], outcome: Outcome
+        self,
+        missing: list[int],
+        op: int,
+        time: int,
+        there: dict[int, HeldInterval],
+        outcome: Outcome,
     ) -> None:
         """Run again what a node lacks; all of it is there afterwards, unless it is dropped."""
         replay = outcome.replays[time] = self._replay(missing, time, there, outcome)
@@ -136,11 +141,11 @@ class Evaluator:
         for value in replay.remade:
             is_dropped = (value, op) in drops
             if not is_dropped or value in missing:
-                stay = there[value] = Stay(time, time + 1 if is_dropped else math.inf)
-                outcome.stays.setdefault(value, []).append(stay)
+                interval = there[value] = HeldInterval(time, time + 1 if is_dropped else math.inf)
+                outcome.intervals.setdefault(value, []).append(interval)
 
     def _replay(
-        self, missing: list[int], time: int, there: dict[int, Stay], outcome: Outcome
+        self, missing: list[int], time: int, there: dict[int, HeldInterval], outcome: Outcome
     ) -> _Replay:
         facts, remade = self.facts, dict[int, int]()
         runs = self._closure(missing, there)
@@ -149,19 +154,19 @@ class Evaluator:
             for read in facts.reads[op]:
                 if read in remade:
                     remade[read] = op
-                elif (stay := there[read]).start >= 0:
-                    stay.uses.append(time)
+                elif (interval := there[read]).start >= 0:
+                    interval.uses.append(time)
                 else:
-                    if stay is self._kept[read][0]:
-                        stay = there[read] = Stay(-1, uses=stay.uses.copy())
-                        outcome.stays[read] = [stay]
-                    insort(stay.uses, time)
+                    if interval is self._kept[read][0]:
+                        interval = there[read] = HeldInterval(-1, uses=interval.uses.copy())
+                        outcome.intervals[read] = [interval]
+                    insort(interval.uses, time)
             for made in facts.makes[op]:
                 if made not in there:
                     remade[made] = op
         return _Replay(ops, runs, remade)
 
-    def _closure(self, missing: list[int], there: dict[int, Stay]) -> set[int]:
+    def _closure(self, missing: list[int], there: dict[int, HeldInterval]) -> set[int]:
         facts, todo, ops = self.facts, list(missing), set[int]()
         while todo:
             maker = facts.made_by[todo.pop()]
@@ -176,23 +181,23 @@ class Evaluator:
         nbytes, forward_end = self.facts.held_bytes, self.facts.forward_end
         change = [0] * (len(self._static) + 1)
         staying: dict[int, set[int]] = {time: set() for time in outcome.replays}
-        for value, stays in outcome.stays.items():
-            for stay in stays:
-                if stay.uses:
-                    begin = (stay.start if stay.start >= 0 else forward_end[value]) + 1
+        for value, intervals in outcome.intervals.items():
+            for interval in intervals:
+                if interval.uses:
+                    begin = (interval.start if interval.start >= 0 else forward_end[value]) + 1
                     change[begin] += nbytes[value]
-                    change[max(begin, stay.uses[-1] + 1)] -= nbytes[value]
-                    if stay.start >= 0:
-                        staying[stay.start].add(value)
+                    change[max(begin, interval.uses[-1] + 1)] -= nbytes[value]
+                    if interval.start >= 0:
+                        staying[interval.start].add(value)
         levels = list(map(add, accumulate(change), self._static))
         for time, replay in outcome.replays.items():
             levels[time] += self._replay_bytes(replay, staying[time])
         outcome.peak_bytes = max(levels)
         outcome.peak_time = levels.index(outcome.peak_bytes)
 
-    def held_from(self, value: int, stay: Stay) -> int:
-        """Return the first time at which a stay, and not the program or a replay, holds a value."""
-        return stay.start + 1 if stay.start >= 0 else self.facts.forward_end[value] + 1
+    def held_from(self, value: int, interval: HeldInterval) -> int:
+        """Return the first time at which an interval holds a value, and no program or replay."""
+        return interval.start + 1 if interval.start >= 0 else self.facts.forward_end[value] + 1
 
     def _replay_bytes(self, replay: _Replay, staying: AbstractSet[int]) -> int:
         """Return the most bytes that a replay holds of what it makes."""
@@ -215,10 +220,10 @@ class Evaluator:
     def plan(self, outcome: Outcome) -> Plan:
         """Return the plan that does the same: a stage ends with each op that starts a replay."""
         hold: dict[int, set[int]] = {}
-        for value, stays in outcome.stays.items():
-            for stay in stays:
-                if stay.start >= 0 and stay.uses and stay.end == math.inf:
-                    hold.setdefault(self.node_of(stay.start), set()).add(value)
+        for value, intervals in outcome.intervals.items():
+            for interval in intervals:
+                if interval.start >= 0 and interval.uses and interval.end == math.inf:
+                    hold.setdefault(self.node_of(interval.start), set()).add(value)
         last = self.facts.count - 1
         tops = {self.node_of(time) for time in outcome.replays} if self.is_reverse else range(last)
         ends = sorted({*tops, last})

@@ -27,10 +27,10 @@ def backward_order(trace: Trace) -> tuple[int, ...]:
     nodes = [number for number in range(len(trace.ops)) if has_backward(trace, number)]
     if not trace.used:
         return tuple(reversed(nodes))
-    return tuple(_Engine(trace, nodes).run())
+    return tuple(_AutogradEngine(trace, nodes).run())
 
 
-class _Engine:
+class _AutogradEngine:
     def __init__(self, trace: Trace, nodes: list[int]) -> None:
         self._sources = _sources(trace, nodes)
         self._waits = dict.fromkeys(nodes, 0)  # for how many readers

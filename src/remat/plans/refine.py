@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from .eviction import cheapest_first, ops_again
 from .facts import Facts
-from .lifetimes import Evaluator, Lifetimes, Outcome, Stay
+from .lifetimes import Evaluator, HeldInterval, Lifetimes, Outcome
 from .plan import Plan
 
 __all__ = ["Known", "Refinement"]
@@ -35,13 +35,13 @@ _CLOSE = 1.1  # times the seconds of the best one: another one as near is improv
 Known = tuple[Plan, tuple[tuple[int, ...], ...]]  # a plan, and what its stages recompute
 
 
-class _Drop(NamedTuple):
+class _Eviction(NamedTuple):
     """A value that is not held at the peak: what it costs, and when it is recomputed instead."""
 
     price: float  # seconds per byte
     nbytes: int
     value: int
-    stay: Stay
+    interval: HeldInterval
     times: tuple[int, ...]  # of replays; only from the last one on it is held
     sources: frozenset[int]  # what it is recomputed from
     instead: int = -1  # what is kept in its place
@@ -153,58 +153,67 @@ class Refinement:
 
     # -- what to drop --
 
-    def _drops(self, outcome: Outcome, excess: int) -> Iterator[_Drop]:
+    def _drops(self, outcome: Outcome, excess: int) -> Iterator[_Eviction]:
         """Yield what can be dropped at the peak, the cheapest first; `excess` bytes are enough."""
         facts, peak = self._facts, outcome.peak_time
-        self._evaluator.work += len(outcome.stays)
+        self._evaluator.work += len(outcome.intervals)
         idle = [
-            (-facts.nbytes[value], value, stay)
-            for value, stays in outcome.stays.items()
+            (-facts.nbytes[value], value, interval)
+            for value, intervals in outcome.intervals.items()
             if value not in self._always and facts.nbytes[value]
-            for stay in stays
-            if self._is_idle(value, stay, peak)
+            for interval in intervals
+            if self._is_idle(value, interval, peak)
         ]
         idle.sort(key=lambda entry: entry[:2])  # of equal prices the largest is the first
-        priced: dict[int, _Drop] = {}
+        priced: dict[int, _Eviction] = {}
 
         def price(place: int) -> float:
             if place not in priced:
-                _, value, stay = idle[place]
-                priced[place] = self._priced(value, stay, outcome, excess)
+                _, value, interval = idle[place]
+                priced[place] = self._priced(value, interval, outcome, excess)
             return priced[place].price
 
-        least = [self._least_price(value, stay, outcome, excess) for _, value, stay in idle]
+        least = [self._least_price(value, interval, outcome, excess) for _, value, interval in idle]
         for place in cheapest_first(zip(least, range(len(idle)), strict=True), price):
             yield priced[place]
 
-    def _is_idle(self, value: int, stay: Stay, peak: int) -> bool:
+    def _is_idle(self, value: int, interval: HeldInterval, peak: int) -> bool:
         """Tell whether a value is held at the peak, but not used then or just after."""
-        if not stay.uses or not self._evaluator.held_from(value, stay) <= peak < stay.uses[-1]:
+        if (
+            not interval.uses
+            or not self._evaluator.held_from(value, interval) <= peak < interval.uses[-1]
+        ):
             return False
-        after = next(use for use in stay.uses if use > peak)
-        return peak not in stay.uses and self._evaluator.replay_time(after) > peak
+        after = next(use for use in interval.uses if use > peak)
+        return peak not in interval.uses and self._evaluator.replay_time(after) > peak
 
-    def _least_price(self, value: int, stay: Stay, outcome: Outcome, excess: int) -> float:
+    def _least_price(
+        self, value: int, interval: HeldInterval, outcome: Outcome, excess: int
+    ) -> float:
         """Return a bound of the price: what made the value runs again, if it does not anyway."""
         op = self._facts.made_by[value]
-        times = self._times(stay, outcome.peak_time)
+        times = self._times(interval, outcome.peak_time)
         runs = sum(
             time not in outcome.replays or op not in outcome.replays[time].runs for time in times
         )
         return runs * self._facts.seconds[op] / min(excess, self._facts.nbytes[value])
 
-    def _times(self, stay: Stay, peak: int) -> tuple[int, ...]:
+    def _times(self, interval: HeldInterval, peak: int) -> tuple[int, ...]:
         """Return when a value is recomputed: for each use up to the peak, and for the next one."""
-        uses = stay.uses[: bisect_right(stay.uses, peak) + 1]
+        uses = interval.uses[: bisect_right(interval.uses, peak) + 1]
         return tuple(dict.fromkeys(self._evaluator.replay_time(use) for use in uses))
 
-    def _priced(self, value: int, stay: Stay, outcome: Outcome, excess: int) -> _Drop:
+    def _priced(
+        self, value: int, interval: HeldInterval, outcome: Outcome, excess: int
+    ) -> _Eviction:
         seconds, sources = 0.0, set[int]()
-        times = self._times(stay, outcome.peak_time)
+        times = self._times(interval, outcome.peak_time)
         for time in times:
             seconds += self._seconds_again(value, time, outcome, sources)
         nbytes = self._facts.nbytes[value]
-        drop = _Drop(seconds / min(excess, nbytes), nbytes, value, stay, times, frozenset(sources))
+        drop = _Eviction(
+            seconds / min(excess, nbytes), nbytes, value, interval, times, frozenset(sources)
+        )
         return min([drop, *self._instead(drop, outcome, excess)], key=lambda d: d.price)
 
     def _seconds_again(self, value: int, time: int, outcome: Outcome, sources: set[int]) -> float:
@@ -223,14 +232,14 @@ class Refinement:
         ops = ops_again([value], facts.made_by.__getitem__, facts.reads.__getitem__, is_there)
         return sum(facts.seconds[op] for op in ops)
 
-    def _instead(self, drop: _Drop, outcome: Outcome, excess: int) -> Iterator[_Drop]:
+    def _instead(self, drop: _Eviction, outcome: Outcome, excess: int) -> Iterator[_Eviction]:
         """Yield ways to keep a smaller value from which the one that is dropped is made.
 
         (What attention saves may be made by repeating the heads of a smaller one, or in another
         data type.) Only ops that read one value that is not there are looked at.
         """
         facts, value, seconds = self._facts, drop.value, 0.0
-        while drop.stay.start < 0:
+        while drop.interval.start < 0:
             op = facts.made_by[value]
             seconds += facts.seconds[op] * len(drop.times)
             missing = [
@@ -250,9 +259,9 @@ class Refinement:
                     price=price, nbytes=free, sources=frozenset({value}), instead=value
                 )
 
-    def _choose(self, drops: Iterable[_Drop], nbytes: int) -> list[_Drop]:
+    def _choose(self, drops: Iterable[_Eviction], nbytes: int) -> list[_Eviction]:
         """Return the cheapest that free so many bytes and are not recomputed from one another."""
-        chosen: list[_Drop] = []
+        chosen: list[_Eviction] = []
         sources: set[int] = set()
         for drop in drops:
             if drop.value in sources or any(other.value in drop.sources for other in chosen):
@@ -264,13 +273,13 @@ class Refinement:
                 break
         return chosen
 
-    def _without(self, lifetimes: Lifetimes, chosen: list[_Drop]) -> Lifetimes:
+    def _without(self, lifetimes: Lifetimes, chosen: list[_Eviction]) -> Lifetimes:
         keep, drops = set(lifetimes.keep), set(lifetimes.drops)
         for drop in chosen:
-            if drop.stay.start < 0:
+            if drop.interval.start < 0:
                 keep.discard(drop.value)
             else:
-                drops.add((drop.value, self._evaluator.node_of(drop.stay.start)))
+                drops.add((drop.value, self._evaluator.node_of(drop.interval.start)))
             drops.update((drop.value, self._evaluator.node_of(time)) for time in drop.times[:-1])
         keep.update(drop.instead for drop in chosen if drop.instead >= 0)
         return Lifetimes(frozenset(keep), frozenset(drops))

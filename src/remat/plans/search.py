@@ -17,14 +17,14 @@ from .layers import LayerChain, choose_cuts
 from .parts import find_parts
 from .plan import Plan, Stage
 from .refine import Known, Refinement
-from .simulate import Judge, Simulation
+from .simulate import Simulation, Simulator
 from .trace import Trace
 
 __all__ = ["Search", "plan_trace", "search_of"]
 
 _WORK = 200_000  # ops, nodes and values that are evaluated for a budget
 _STARTS = (1.0, 1.1, 1.25, 1.5)  # times the budget: plans over layers to begin with
-_STAGES = 100  # at most in which nothing is kept: to judge them takes so many replays
+_STAGES = 100  # at most in which nothing is kept: to simulate them takes so many replays
 _SHRINK = 0.98  # times the least bytes is tried next
 _WORTH = 0.99  # of the seconds of a plan: a bound above it leaves nothing to look for
 
@@ -70,11 +70,11 @@ class Search:
     def __init__(self, trace: Trace, ends: Sequence[int] | None = None) -> None:
         self.trace = trace
         self._ends = ends
-        self._judge = Judge(trace)
+        self._simulator = Simulator(trace)
         self._facts = facts = Facts(trace)
         saved = frozenset(v for v in trace.saved if not facts.is_external[v])
-        self.plain: Simulation = self._judge.simulate(Plan(saved))
-        self._front: Front[Plan] = Front()  # plans that were judged
+        self.plain: Simulation = self._simulator.simulate(Plan(saved))
+        self._front: Front[Plan] = Front()  # plans that were simulated
         self._offer(Plan(saved))
         self.lower_bound = LowerBound(facts)
         self._looked: set[int] = set()  # budgets
@@ -88,7 +88,7 @@ class Search:
         return LayerChain(self._facts, ends)
 
     def _offer(self, plan: Plan) -> Plan:
-        peak, seconds, _ = self._judge.score(plan)
+        peak, seconds, _ = self._simulator.score(plan)
         plan = replace(plan, peak_bytes=peak, extra_seconds=seconds)
         self._front.add(peak, seconds, plan)
         return plan
@@ -179,7 +179,7 @@ class Search:
         return list(find_parts(self._facts, self._chain))
 
     def _known(self, plan: Plan) -> Known:
-        return plan, self._judge.simulate(plan).recomputed
+        return plan, self._simulator.simulate(plan).recomputed
 
 
 @functools.lru_cache(maxsize=8)

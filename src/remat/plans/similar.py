@@ -2,10 +2,10 @@
 
 What to keep of a pass depends on the order of its ops and on how bytes and seconds are shared out
 among them, and little on how many there are. So a trace with the ops and the wiring of one that has
-been searched takes its plan from there: that for the same part of the plain peak, judged on the new
-trace. Only where no plan fits, or one costs clearly more than it does where it comes from, the new
-trace is searched. The same holds for a program whose ops were timed once more: it is searched again
-if more than a few percent of the seconds are other ops' than they were.
+been searched takes its plan from there: that for the same part of the plain peak, simulated on the
+new trace. Only where no plan fits, or one costs clearly more than it does where it comes from, the
+new trace is searched. The same holds for a program whose ops were timed once more: it is searched
+again if more than a few percent of the seconds are other ops' than they were.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..sizes import parse_budget
 from .front import Front
 from .plan import Plan
 from .planner import Planner, Plans
-from .simulate import Judge
+from .simulate import Simulator
 from .trace import Trace
 
 __all__ = ["Searches"]
@@ -100,7 +100,7 @@ class _SimilarPlans:
     def __init__(self, kept: _Kept, trace: Trace) -> None:
         self._kept = kept
         self._trace = trace
-        self._judge = Judge(trace)
+        self._simulator = Simulator(trace)
         self.plain_peak = trace.plain_peak
 
     def plan(self, memory_budget: int | float | str) -> Plan:
@@ -119,7 +119,7 @@ class _SimilarPlans:
                 source = self._kept.near(int(scaled))
             except BudgetTooSmallError:
                 return None
-            peak, seconds, _ = self._judge.score(source)
+            peak, seconds, _ = self._simulator.score(source)
             if peak <= budget:
                 return self._adapted(source, peak, seconds, budget), source
             scaled *= _STEP

@@ -1,4 +1,4 @@
-"""The judge of plans: runs a plan on numbers, and says what is held when and what runs again.
+"""The simulator of plans: runs a plan on numbers, and says what is held when and what runs again.
 
 It shares no code with the planners. The rules:
 
@@ -26,7 +26,7 @@ from .check import check_plan, check_trace
 from .plan import Plan, Stage
 from .trace import Kind, Op, Trace
 
-__all__ = ["Alive", "Judge", "Moment", "Simulation", "simulate", "simulate_plain"]
+__all__ = ["Alive", "Moment", "Simulation", "Simulator", "simulate", "simulate_plain"]
 
 Phase = Literal["forward", "recompute", "backward"]
 
@@ -80,11 +80,11 @@ def simulate(trace: Trace, plan: Plan) -> Simulation:
     >>> simulate(trace, Plan(keep=frozenset())).extra_seconds
     1.0
     """
-    return Judge(trace).simulate(plan)
+    return Simulator(trace).simulate(plan)
 
 
-class Judge:
-    """Judges many plans of one trace."""
+class Simulator:
+    """Simulates many plans of one trace."""
 
     def __init__(self, trace: Trace) -> None:
         check_trace(trace)
@@ -93,11 +93,11 @@ class Judge:
     def simulate(self, plan: Plan) -> Simulation:
         """Return all about a plan."""
         check_plan(self._facts.trace, plan)
-        return _Run(self._facts, _Logic(self._facts, plan), remembers=True).simulation()
+        return _PlanRun(self._facts, _Logic(self._facts, plan), remembers=True).simulation()
 
     def score(self, plan: Plan) -> tuple[int, float, int]:
         """Return the peak bytes and extra seconds of a plan, and how many ops and nodes ran."""
-        run = _Run(self._facts, _Logic(self._facts, plan), remembers=False)
+        run = _PlanRun(self._facts, _Logic(self._facts, plan), remembers=False)
         run.run()
         return run.memory.peak.nbytes, run.extra_seconds, len(run.memory.moments)
 
@@ -108,7 +108,7 @@ def simulate_plain(trace: Trace) -> Simulation:
 
 
 class _TraceFacts:
-    """What the judge reads of a trace for every plan."""
+    """What the simulator reads of a trace for every plan."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -134,7 +134,7 @@ class _TraceFacts:
 
 
 @dataclass(slots=True)
-class _Stay:
+class _HeldValue:
     """A value that is there for a while, because it is kept, held on, or recomputed for a stage."""
 
     until: float  # when it may be freed: never, or after its last use in a stage
@@ -142,11 +142,11 @@ class _Stay:
 
 
 @dataclass(slots=True)
-class _Replay:
+class _StageReplay:
     ops: list[int]
     remade: set[int]  # what it makes that was not there
     last_read: dict[int, int]  # the last op of the replay that reads what it has remade
-    stays: dict[int, _Stay]  # what it makes and is still there afterwards
+    held_values: dict[int, _HeldValue]  # what it makes and is still there afterwards
 
 
 class _Logic:
@@ -160,9 +160,9 @@ class _Logic:
         self._stage_of = _stage_numbers(plan.stages, len(self._trace.ops))
         self._uses = self._uses_by_stage()
         kept = plan.keep.union(facts.fixed)
-        self.kept = {n: _Stay(math.inf) for n in kept if not facts.is_external[n]}
+        self.kept = {n: _HeldValue(math.inf) for n in kept if not facts.is_external[n]}
         self._there = dict(self.kept)
-        self.replays: dict[int, _Replay] = {}  # by position
+        self.replays: dict[int, _StageReplay] = {}  # by position
         self.recomputed: list[tuple[int, ...]] = [() for _ in plan.stages]
         for position in range(len(self.order)):
             self._go_through(position)
@@ -184,8 +184,8 @@ class _Logic:
             self._there[value].last_use = 2 * position + 1
 
     def _is_there(self, number: int, time: int) -> bool:
-        stay = self._there.get(number)
-        return stay is not None and stay.until >= time
+        held_value = self._there.get(number)
+        return held_value is not None and held_value.until >= time
 
     def _replay(self, position: int, stage: int) -> None:
         time = 2 * position
@@ -193,19 +193,19 @@ class _Logic:
         missing = [value for value in wanted if not self._is_there(value, time)]
         ops = self._closure(missing, time)
         made = {value for op in ops for value in self._trace.ops[op].makes}
-        replay = _Replay(ops, {v for v in made if not self._is_there(v, time)}, {}, {})
+        replay = _StageReplay(ops, {v for v in made if not self._is_there(v, time)}, {}, {})
         self._note_reads(replay, time)
         for value in replay.remade & self._stages[stage].hold:
-            replay.stays[value] = _Stay(math.inf)
+            replay.held_values[value] = _HeldValue(math.inf)
         for value in missing:
-            replay.stays.setdefault(value, _Stay(wanted[value]))
-        self._there |= replay.stays
+            replay.held_values.setdefault(value, _HeldValue(wanted[value]))
+        self._there |= replay.held_values
         for value, last in wanted.items():  # also what is there for another stage, for now
             self._there[value].until = max(self._there[value].until, last)
         self.replays[position] = replay
         self.recomputed[stage] = tuple(ops)
 
-    def _note_reads(self, replay: _Replay, time: int) -> None:
+    def _note_reads(self, replay: _StageReplay, time: int) -> None:
         for op in replay.ops:
             for read in self._facts.reads[op]:
                 if read in replay.remade:
@@ -238,7 +238,7 @@ def _stage_numbers(stages: tuple[Stage, ...], ops: int) -> list[int]:
 # -- what is held when -------------------------------------------------------------------------
 
 
-class _Memory:
+class _HeldBytes:
     """Adds up what is held."""
 
     def __init__(self, *, remembers: bool) -> None:
@@ -274,14 +274,14 @@ class _Memory:
         return tuple(sorted(alive, key=lambda thing: (-thing.nbytes, thing)))
 
 
-class _Run:
+class _PlanRun:
     """Carries a plan out on numbers."""
 
     def __init__(self, facts: _TraceFacts, logic: _Logic, *, remembers: bool) -> None:
         self._trace = facts.trace
         self._facts = facts
         self._logic = logic
-        self.memory = _Memory(remembers=remembers)
+        self.memory = _HeldBytes(remembers=remembers)
         self._resident: dict[int, Alive] = {}  # values that the program or the plan holds
         self._gradients: set[int] = set()
         self._kept_bytes = 0
@@ -309,8 +309,8 @@ class _Run:
         self._backward()
 
     def _is_kept(self, number: int) -> bool:
-        stay = self._logic.kept.get(number)
-        return stay is not None and stay.last_use >= 0
+        held_value = self._logic.kept.get(number)
+        return held_value is not None and held_value.last_use >= 0
 
     # -- forward --
 
@@ -341,9 +341,9 @@ class _Run:
 
     def _backward(self) -> None:
         freed: dict[int, list[int]] = {}
-        for value, stay in self._logic.kept.items():
+        for value, held_value in self._logic.kept.items():
             if self._is_kept(value) and self._trace.values[value].freed_after is not None:
-                freed.setdefault(stay.last_use, []).append(value)
+                freed.setdefault(held_value.last_use, []).append(value)
         for position, number in enumerate(self._logic.order):
             replay = self._logic.replays.get(position)
             if replay is not None:
@@ -352,7 +352,7 @@ class _Run:
             for value in freed.get(2 * position + 1, ()):
                 self._release(value)
 
-    def _replay(self, replay: _Replay, time: int, freed: dict[int, list[int]]) -> None:
+    def _replay(self, replay: _StageReplay, time: int, freed: dict[int, list[int]]) -> None:
         local: dict[int, Alive] = {}
         for number in replay.ops:
             for made in self._trace.ops[number].makes:
@@ -362,25 +362,25 @@ class _Run:
             for value in dict.fromkeys((*op.reads, *op.makes)):
                 if value in local and self._is_done(value, number, replay):
                     self.memory.remove(local.pop(value))
-        for value, stay in replay.stays.items():
+        for value, held_value in replay.held_values.items():
             thing = local.pop(value)
-            if stay.last_use > time:
+            if held_value.last_use > time:
                 self._resident[value] = thing
-                freed.setdefault(stay.last_use, []).append(value)
+                freed.setdefault(held_value.last_use, []).append(value)
             else:  # held on for nothing
                 self.memory.remove(thing)
         for value in freed.get(time, ()):
             self._release(value)
 
-    def _remake(self, made: int, op: int, replay: _Replay, local: dict[int, Alive]) -> None:
+    def _remake(self, made: int, op: int, replay: _StageReplay, local: dict[int, Alive]) -> None:
         before = self._trace.values[made].overwrites
         if before is not None and before in local and self._is_done(before, op, replay):
             self.memory.remove(local.pop(before))
         thing = local[made] = self._facts.values[made]
         self.memory.add(thing)
 
-    def _is_done(self, value: int, op: int, replay: _Replay) -> bool:
-        return value not in replay.stays and replay.last_read.get(value, -1) <= op
+    def _is_done(self, value: int, op: int, replay: _StageReplay) -> bool:
+        return value not in replay.held_values and replay.last_read.get(value, -1) <= op
 
     def _node(self, op: Op, number: int) -> None:
         only_here = [Alive("workspace", number, op.workspace_bytes)]

@@ -110,7 +110,7 @@ class Mixed:
         planner, room = self._planner()
         return walk(self.steps, room, planner.decide)
 
-    def _planner(self) -> tuple[_EqualSizes | _Programme, int]:
+    def _planner(self) -> tuple[_EqualSizes | _MixedProgramme, int]:
         state, tape, tape_input = self.sizes
         if self.has_closed_form:
             return _EqualSizes(), self.room // state
@@ -130,21 +130,21 @@ class _EqualSizes:
         return Hold(split(length + 1, slots) - 1, Tier.TAPE, slots - 1)
 
 
-_latest: dict[tuple[int, Sizes, int], _Programme] = {}
+_latest: dict[tuple[int, Sizes, int], _MixedProgramme] = {}
 
 
-def _programme(steps: int, room: int, sizes: Sizes, recording_cost: int) -> _Programme:
+def _programme(steps: int, room: int, sizes: Sizes, recording_cost: int) -> _MixedProgramme:
     """Return tables that are wide enough: those for more room answer for less room, too."""
     key = steps, sizes, recording_cost
     known = _latest.get(key)
     if known is None or known.room < room:
-        known = _latest[key] = _Programme(steps, room, sizes, recording_cost)
+        known = _latest[key] = _MixedProgramme(steps, room, sizes, recording_cost)
         if len(_latest) > 4:
             _latest.pop(next(iter(_latest)), None)
     return known
 
 
-class _Programme:
+class _MixedProgramme:
     """The table E[length, room] and, where they differ, those of other starts.
 
     They are a start in a slot of its own, and one right after a tape.

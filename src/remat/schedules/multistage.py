@@ -75,7 +75,7 @@ class Multistage:
         programme = self._programme()
         return walk(self.steps, (self.slots, self.disk_slots, True), programme.decide)
 
-    def _programme(self) -> _Programme:
+    def _programme(self) -> _MultistageProgramme:
         return _programme(
             self.steps, self.slots, self.disk_slots, float(self.write_cost), float(self.read_cost)
         )
@@ -86,11 +86,13 @@ _Room = tuple[int, int, bool]
 
 
 @lru_cache(maxsize=4)
-def _programme(steps: int, slots: int, disk: int, write: float, read: float) -> _Programme:
-    return _Programme(steps, slots, disk, write, read)
+def _programme(
+    steps: int, slots: int, disk: int, write: float, read: float
+) -> _MultistageProgramme:
+    return _MultistageProgramme(steps, slots, disk, write, read)
 
 
-class _Programme:
+class _MultistageProgramme:
     def __init__(self, steps: int, slots: int, disk: int, write: float, read: float) -> None:
         self.steps = steps
         self.slots = min(slots, max(0, steps - 1))

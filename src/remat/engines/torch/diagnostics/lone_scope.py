@@ -35,24 +35,24 @@ class LoneScope:
         self._recorder = recorder
         self._then = then
         self._thread = threading.get_ident()
-        self._is_judged = False
+        self._is_checked = False
         self._closed: tuple[int, int] | None = None  # ops and nodes, when the scope was left
 
     def close(self) -> None:
         region = self._region()
         if region is None or _dropped_bytes(region) < _LEAST_BYTES:
-            self._is_judged = True  # and no node is made to count others
+            self._is_checked = True  # and no node is made to count others
         else:
             self._closed = self._recorder.op_count, count_graph_nodes()
 
     def __call__(self) -> None:
-        if not self._is_judged:
-            self._is_judged = True
-            self._judge()
+        if not self._is_checked:
+            self._is_checked = True
+            self._check()
         if self._then is not None:
             self._then()
 
-    def _judge(self) -> None:
+    def _check(self) -> None:
         region = self._region()
         if region is None or threading.get_ident() != self._thread:
             return

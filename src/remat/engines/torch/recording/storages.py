@@ -146,7 +146,7 @@ class StorageTable:
         It may have its own version counter, so it is held as a value of its own.
         """
         base = base_of(tensor)
-        for other in value.family():
+        for other in value.with_aliases():
             if other.tensor() is base and other.version == base._version:
                 if other.is_overwritten or _is_stale(other, base):
                     continue
@@ -186,7 +186,7 @@ class StorageTable:
             self._count_when_freed(value, base, storage)
         earlier = None if self._rewritten is None else self._rewritten.get(storage._cdata)
         if earlier is not None:
-            value.aliases = tuple(ref(other) for other in earlier.family())
+            value.aliases = tuple(ref(other) for other in earlier.with_aliases())
         self.note(storage, value)
         if not is_read:
             return value
@@ -219,11 +219,11 @@ class StorageTable:
         for part in parts_of(tensor) if type(tensor) in PLAIN_TYPES else ():
             self.operand(part)  # so that it is known
             beside += [value] if (value := self.known(part)) is not None else []
-        for known in beside[0].family() if beside else ():
+        for known in beside[0].with_aliases() if beside else ():
             if (
                 known.tensor() is tensor
                 and known.version == version_of(tensor)
-                and all(known in other.family() for other in beside)
+                and all(known in other.with_aliases() for other in beside)
             ):
                 return known
         value = self._hold_external(tensor, None)

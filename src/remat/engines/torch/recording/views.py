@@ -43,14 +43,14 @@ def _reshape(
 ) -> Any:
     """Run an op that changes the shape of a tensor in place."""
     tensor: Tensor = args[0]
-    family = [] if value is None else value.family()
-    for member in family:
+    members = [] if value is None else value.with_aliases()
+    for member in members:
         held = member.held
         if held is not None and held.tensor is tensor:  # a parameter: keep its old shape
             table.parameters.pop(id(tensor), None)
             hold_old_shape(held)
     out = traits.call(*args, **kwargs)
-    for member in family:
+    for member in members:
         # No data changes, but the version counter does, also that of tensors which share it.
         made, held = member.tensor(), member.held
         if made is None or share_a_counter(tensor, made):

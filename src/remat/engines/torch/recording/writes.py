@@ -85,10 +85,10 @@ class WriteTracker:
     def _save(self, tensor: Tensor) -> list[ref[Value]]:
         """Copy what is needed of all values over a tensor's storage; return those still held."""
         table = self._table
-        family = [ref(value) for value in table.current(tensor).family()]
+        members = [ref(value) for value in table.current(tensor).with_aliases()]
         target = geometry_of(tensor) if is_plain(tensor) else None
         followers = []
-        for reference in family:
+        for reference in members:
             value = reference()
             if value is None:
                 continue
@@ -147,7 +147,7 @@ class WriteTracker:
                     table.encode([*args, *kwargs.values()])  # adds all of them to the table
                     found |= self._overlapping(storage)
         for key in found:
-            for value in table.values[key].family():
+            for value in table.values[key].with_aliases():
                 self._save_overlapped(value, tensors)
         return found
 
