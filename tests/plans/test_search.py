@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,7 +21,7 @@ from remat.plans.facts import Facts
 from remat.plans.layers import LayerChain, choose_cuts
 from remat.plans.parts import find_parts
 from remat.plans.planner import too_small
-from remat.plans.search import search_of
+from remat.plans.search import Search, search_of
 
 from .networks import NETWORKS, Builder, gpt, llama, mlp, random_trace, resnet, unet
 from .oracle import StagedModel, brute_force
@@ -374,7 +375,8 @@ def test_the_frontier_falls(name: str) -> None:
     seconds = [point.extra_seconds for point in curve.points]
     assert peaks == sorted(set(peaks))
     assert seconds == sorted(set(seconds), reverse=True)
-    assert peaks[0] == smallest_budget(trace)
+    # An error names what is enough whatever the seconds of ops; the curve may know a bit less.
+    assert 0.98 * smallest_budget(trace) <= peaks[0] <= smallest_budget(trace)
     assert seconds[-1] == 0.0
     assert curve.plain_peak_bytes == trace.plain_peak
     assert curve.plain_seconds == trace.seconds + trace.backward_seconds
@@ -434,3 +436,18 @@ def test_the_budget_that_is_named_has_a_share_that_is_enough(smallest: int, shar
     needed = too_small(error, smallest / 10**6, smallest, share).smallest
     assert needed is not None
     assert int(needed * share) >= smallest > int((needed - 2) * share)
+
+
+@pytest.mark.parametrize("make", [lambda: mlp(8), lambda: resnet(2)], ids=["mlp", "resnet"])
+def test_the_smallest_budget_does_not_depend_on_measured_seconds(make) -> None:
+    """An error names a budget, and the next pass has to find a plan for it with its own seconds."""
+    trace = make()
+    least = Search(trace)._surely_least
+    for number in range(4):
+        noise = random.Random(number)
+        ops = [replace(op, seconds=op.seconds * noise.uniform(0.1, 10)) for op in trace.ops]
+        other = Search(replace(trace, ops=tuple(ops)))
+        assert other.plan(least).peak_bytes <= least
+        with pytest.raises(BudgetTooSmallError) as caught:
+            other.plan(least // 2)
+        assert caught.value.smallest == least

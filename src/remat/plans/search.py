@@ -78,7 +78,6 @@ class Search:
         self._offer(Plan(saved))
         self.lower_bound = LowerBound(facts)
         self._looked: set[int] = set()  # budgets
-        self._is_shrunk = not saved
         self._work = _WORK
         self._refinement = Refinement(facts)
 
@@ -96,22 +95,31 @@ class Search:
     @property
     def smallest_budget(self) -> int:
         """The smallest budget that some plan keeps to."""
-        if not self._is_shrunk:
-            self._is_shrunk = True
-            self._offer(self._chain.plan_of(smallest_chain(self._chain.layers)))
-            count = self._facts.count
-            for firsts in ([0], self._chain.cuts[:-1], range(0, count, 1 + count // _STAGES)):
-                self._offer(Plan(frozenset(), tuple(map(Stage, firsts))))
-            self._shrink()
-        return self._front.peaks[0]
+        return min(self._surely_least, self._front.peaks[0])
 
-    def _shrink(self) -> None:
-        """Look for plans of fewer and fewer bytes, each made from the one before."""
-        found: Plan | None = self._front.items[0]
+    @functools.cached_property
+    def _surely_least(self) -> int:
+        """The smallest budget for which a plan is found whatever the seconds of ops.
+
+        They differ from pass to pass, and what an error names has to be enough in the next one. So
+        all ops count alike: plans of fewer and fewer bytes are made, each from the one before.
+        """
+        if not self.trace.saved:
+            return self.plain.peak_bytes
+        count, chain = self._facts.count, self._chain
+        plans = [chain.plan_of(smallest_chain(chain.layers))]
+        for firsts in ([0], chain.cuts[:-1], range(0, count, 1 + count // _STAGES)):
+            plans.append(Plan(frozenset(), tuple(map(Stage, firsts))))
+        ops = tuple(replace(op, seconds=1.0) for op in self.trace.ops)
+        refinement = Refinement(Facts(replace(self.trace, ops=ops)))
+        least = self.plain.peak_bytes
+        found: Plan | None = min(map(self._offer, plans), key=lambda plan: plan.peak_bytes)
         while found is not None:
             plan = self._offer(found)
+            least = min(least, plan.peak_bytes)
             level = int(plan.peak_bytes * _SHRINK)
-            found = self._refinement.within(level, [self._known(plan)], math.inf, self._work)
+            found = refinement.within(level, [self._known(plan)], math.inf, self._work)
+        return least
 
     def plan(self, memory_budget: int | float | str) -> Plan:
         """Return the plan for a budget; its lower bound is one that SciPy is not imported for.
@@ -122,7 +130,7 @@ class Search:
         budget = parse_budget(memory_budget, whole=self.plain.peak_bytes)
         plan = self.best(budget)
         if plan is None:
-            least, ends = self.smallest_budget, self._ends
+            least, ends = self._surely_least, self._ends
             what = "pass" if ends is None else f"chain of {len(ends)} layers"
             raise BudgetTooSmallError(
                 f"this {what} needs at least {least} bytes ({format_bytes(least)}) whatever is "
