@@ -99,13 +99,13 @@ class LoadedValues:
         """Return what tells later whether a copy of an array was written to."""
         if _is_tensor_type(type(copy)):
             return None if copy.is_inference() else copy._version
-        return copy._value if _is_box_type(type(copy)) else original
+        return _plain(copy) if _is_box_type(type(copy)) else original
 
     def is_content_changed(self, copy: Any, mark: Any) -> bool:
         if _is_tensor_type(type(copy)):
             return mark is None or bool(copy._version != mark)
         if _is_box_type(type(copy)):
-            return copy._value is not mark
+            return _plain(copy) is not mark
         return copy is not mark and not _are_same_bytes(copy, mark)
 
     def kind(self, leaf: Any) -> tuple[Any, Any]:
@@ -159,9 +159,7 @@ def _is_box_type(kind: type) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    while _is_box_type(type(value)):
-        value = value._value
-    return value
+    return sys.modules["autograd.tracer"].getval(value) if _is_box_type(type(value)) else value
 
 
 def _are_same_bytes(one: Any, other: Any) -> bool:
