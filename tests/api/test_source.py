@@ -7,6 +7,7 @@ import copy
 import functools
 import importlib.util
 import inspect
+import linecache
 import sys
 import traceback
 import warnings
@@ -667,3 +668,38 @@ def test_a_loop_by_hand_ends_the_graph(loop) -> None:
     (one,) = torch.autograd.grad(expected.sum(), W)
     (other,) = torch.autograd.grad(found.sum(), W)
     assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("x * 2.0", "x * 3.0"), ("x * 2.0", "x + 2.0"), ("x * 2.0", "y * 2.0"), ("np.sin", "np.cos")],
+)
+def test_a_file_that_was_edited_after_it_was_imported(before, after, tmp_path, monkeypatch) -> None:
+    """The file is read when a function is transformed: it may be another one by then."""
+    source = dedent(
+        """
+        import numpy as np
+
+
+        def run(x):
+            y = x + 1.0
+            for _ in range(8):
+                x = np.sin(x * 2.0) + y
+            return np.sum(x)
+        """
+    )
+    file = tmp_path / "edited_while_it_runs.py"
+    file.write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    program = importlib.import_module("edited_while_it_runs")
+    expected = remat.grad(program.run)(np.ones(3))
+    file.write_text(source.replace(before, after))
+    linecache.checkcache()
+    try:
+        with pytest.warns(remat.RematWarning, match="not what it was"):
+            found = remat.grad(remat.checkpoint_loops(program.run))(np.ones(3))
+        assert found.tolist() == expected.tolist()
+        with pytest.raises(remat.LoopTransformError, match="not what it was"):
+            remat.checkpoint_loops(program.run, strict=True)
+    finally:
+        del sys.modules["edited_while_it_runs"]

@@ -10,9 +10,12 @@ import __future__
 
 import ast
 import copy
+import dis
 import functools
 import inspect
+import itertools
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
 from typing import Any
@@ -76,7 +79,7 @@ def _transform_code(code: CodeType, filename: str, qualified: str) -> Transforme
     Code compares equal whatever its file is called, so the name of the file is an argument, too.
     """
     try:
-        tree = _parse(code)
+        tree = _parse(code, qualified)
     except _NoSourceError as error:
         refusal = Refusal(code.co_firstlineno, f"{code.co_name}: {error}")
         return Transformed(None, "", {}, (refusal,))
@@ -91,17 +94,22 @@ def _transform_code(code: CodeType, filename: str, qualified: str) -> Transforme
         return Transformed(None, ast.unparse(tree), {}, refusals)
     rewrite(tree, specs)
     by_number = {spec.number: spec for spec in specs.values()}
-    return Transformed(_compile(tree, code, qualified), ast.unparse(tree), by_number, refusals)
+    return Transformed(
+        _compile(tree, code, qualified, (RUNTIME,)), ast.unparse(tree), by_number, refusals
+    )
 
 
 # -- from a function to its tree ---------------------------------------------------------------
+
+
+_OTHER_FILE = "the file is not what it was when it was imported"
 
 
 class _NoSourceError(Exception):
     """There is no source to be found, or it is not that of the function."""
 
 
-def _parse(code: CodeType) -> Function | None:
+def _parse(code: CodeType, qualified: str) -> Function | None:
     """Return the syntax tree of a function with the lines of its file; None if it is a lambda."""
     try:
         if code.co_filename == "<string>":  # Python 3.13 looks for it in the text of `python -c`
@@ -121,9 +129,40 @@ def _parse(code: CodeType) -> Function | None:
     ast.increment_lineno(tree, first - 1 - is_indented)
     node = tree.body[0].body[0] if is_indented else tree.body[0]  # type: ignore[attr-defined]
     if not isinstance(node, Function) or node.name != code.co_name:
-        raise _NoSourceError("the file is not what it was when it was imported")
+        raise _NoSourceError(_OTHER_FILE)
     node.decorator_list = []
+    if not _is_rewritten(code) and not _are_same(code, _compile(node, code, qualified)):
+        raise _NoSourceError(_OTHER_FILE)
     return node
+
+
+def _is_rewritten(code: CodeType) -> bool:
+    """Return whether pytest has rewritten the assertions of a function."""
+    return any(name.startswith("@py") for name in (*code.co_varnames, *code.co_names))
+
+
+def _are_same(one: CodeType, other: CodeType) -> bool:
+    """Return whether two functions have the same instructions.
+
+    How a method of a global is called depends on the module: that is not compared.
+    """
+    pairs = itertools.zip_longest(_instructions(one), _instructions(other))
+    return all(
+        _are_same(a, b) if isinstance(a, CodeType) and isinstance(b, CodeType) else a == b
+        for a, b in pairs
+    )
+
+
+def _instructions(code: CodeType) -> Iterator[Any]:
+    for each in dis.get_instructions(code):
+        if isinstance(each.argval, CodeType):
+            yield each.argval
+        elif each.opname not in ("PRECALL", "PUSH_NULL"):
+            name = "LOAD_ATTR" if each.opname == "LOAD_METHOD" else each.opname
+            yield name, "" if each.opcode in _JUMPS else repr(each.argval)
+
+
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
 
 
 def _write_out_super(function: Function) -> None:
@@ -140,14 +179,16 @@ def _write_out_super(function: Function) -> None:
 # -- from a tree to a function -----------------------------------------------------------------
 
 
-def _compile(function: Function, code: CodeType, qualified: str) -> CodeType:
-    """Compile a tree to the code of a function with the free variables of another one.
+def _compile(
+    function: Function, code: CodeType, qualified: str, more: tuple[str, ...] = ()
+) -> CodeType:
+    """Compile a tree to the code of a function with the free variables of another one, and `more`.
 
     A function around it binds these; a class around that makes Python spell private names.
     """
     owners = [each.split(".")[-2] for each in qualified.split(".<locals>.") if "." in each]
     path = [*owners[-1:], _FACTORY]
-    free = ", ".join((*code.co_freevars, RUNTIME))
+    free = ", ".join((*code.co_freevars, *more))
     head = f"class {owners[-1]}:\n    def" if owners else "def"
     module = ast.parse(f"{head} {_FACTORY}({free}): pass")
     factory: Any = module.body[0]
