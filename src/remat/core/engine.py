@@ -63,6 +63,9 @@ class Engine(Protocol):
     def nbytes(self, tensor: Tensor, /) -> int:
         """Return the bytes of memory that a tensor keeps alive."""
 
+    def stride(self, tensor: Tensor, /) -> tuple[int, ...] | None:
+        """Return the strides of a tensor; None if it is contiguous, or they do not matter."""
+
     def memory(self, tensor: Tensor, /) -> Memory | None:
         """Return the memory that a tensor is in; None if it has none of its own to tell apart."""
 

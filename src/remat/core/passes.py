@@ -121,8 +121,9 @@ class PassRegion(Region):
 
     def ran_expected(self, made: Made) -> None:
         assert self.current.settled is not None
-        for stage, value in self.current.settled.hold(made, self.engine):
-            self.current.hold_on(stage, value)
+        for output, stages in self.current.settled.hold(made, self.engine).items():
+            for stage in stages if output < len(made) else ():
+                self.current.hold_on(stage, made[output][0])
 
     def ran_unexpected(
         self, traits: OpTraits, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -126,15 +126,19 @@ class SavedTensor:
         "node",
         "operand",
         "region",
+        "remark",
         "stride",
         "tensor",
+        "value",
         "version",
         "watch",
     )
 
     def __init__(self, operand: Operand, region: Region) -> None:
         self.operand = operand
+        self.value: Value = operand if type(operand) is Value else operand.value
         self.region = region
+        self.remark: Any = None  # of the engine: see `take_otherwise`
         self.tensor: Tensor | None = None
         self.version = 0  # of the tensor, when it was received
         self.is_kept = False  # it keeps its tensor when it is taken
@@ -142,10 +146,10 @@ class SavedTensor:
         self.node = -1  # the op for whose backward it is saved, if a pass is traced
         self.watch: Any = None  # of an observer: lives as long as this
 
-    @property
-    def value(self) -> Value:
-        operand = self.operand
-        return operand if type(operand) is Value else operand.value
+    def refer_to(self, operand: Operand) -> None:
+        """Refer to another value: the one that its memory holds since."""
+        self.operand = operand
+        self.value = operand if type(operand) is Value else operand.value
 
     def keep(self, tensor: Tensor) -> None:
         """Keep the tensor, because a policy says so."""
@@ -186,6 +190,8 @@ class SavedTensor:
     def take(self) -> Tensor:
         """Return the tensor, recomputed if necessary. Release it, unless it is to be kept."""
         region = self.region
+        if self.remark is not None and (tensor := self.take_otherwise()) is not None:
+            return tensor
         if region.observer is not None:
             region.observer.used(self)
         if self.tensor is not None:
@@ -197,6 +203,10 @@ class SavedTensor:
             drop(self.value)  # it was modified: recompute it
             self.tensor, self.is_kept = None, False
         return self._take_from_value()
+
+    def take_otherwise(self) -> Tensor | None:
+        """Return what is to be taken because of the remark; None if it makes no difference."""
+        return None
 
     def _take_from_value(self) -> Tensor:
         """Return what is held of the value, or let the region recompute it."""
@@ -223,7 +233,7 @@ def replace_saves(before: Value, after: Value) -> None:
         if geometry is None:
             kept.append(reference)
         else:
-            saved.operand = View(after, geometry)
+            saved.refer_to(View(after, geometry))
             after.holders = (*after.holders, reference)
     before.holders = tuple(kept)
 
@@ -288,7 +298,9 @@ class Region:
         if tensor is not None:
             if self.retention is not None and value.held is None:
                 self.retention.saved(saved, value, tensor)
-            if observer is not None and not by_region:
+            if by_region:
+                saved.stride = self.engine.stride(tensor)
+            elif observer is not None:
                 observer.saved(saved, tensor)
         return saved
 
@@ -335,7 +347,7 @@ class Region:
         """Make the saved tensors of a value refer to the value that has replaced it."""
         for saved in before.living_holders():
             if saved.operand is before:
-                saved.operand = after
+                saved.refer_to(after)
                 saved.drop()
         after.holders, before.holders = (*after.holders, *before.holders), ()
 

@@ -8,7 +8,7 @@ as an external input, so that gradients are right whatever the program does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..plans import Kind, Plan, Trace
@@ -154,17 +154,15 @@ class SettledPass:
         step = None if self.is_complete else self._steps[self.index]
         return step is not None and step.func is func and step.begins_part
 
-    def hold(self, made: Made, engine: Engine) -> Iterator[tuple[int, Value]]:
-        """Hold what the last op has made as planned; yield what later stages hold on to."""
+    def hold(self, made: Made, engine: Engine) -> Mapping[int, Sequence[int]]:
+        """Hold what the last op has made as planned; return the stages that hold outputs later."""
         step = self._step
         for (value, tensor), keeps in zip(made, step.keeps, strict=False):
             if keeps and value.op is not None:
                 value.dies_with = None
                 if value.held is None and not value.must_recompute:
                     engine.hold_made(value, tensor)
-        for output, stages in step.held_on.items():
-            if output < len(made):
-                yield from ((stage, made[output][0]) for stage in stages)
+        return step.held_on
 
     def stage_for(self, value: Value) -> int:
         """Return the stage that a value is saved in now: inputs are saved before their op runs."""

@@ -191,3 +191,30 @@ def test_products_of_nothing() -> None:
     value, gradient = remat.value_and_grad(f)(A)
     assert value == f(A)
     np.testing.assert_array_equal(gradient, np.ones_like(A))
+
+
+@pytest.mark.parametrize("dtype", [np.complex128, np.complex64])
+@pytest.mark.parametrize("form", ["both", "left", "right", "in place"])
+def test_products_of_complex_numbers_have_the_bits_of_the_operator(dtype: Any, form: str) -> None:
+    """NumPy multiplies complex numbers that are no arrays without fused operations."""
+    rng = np.random.default_rng(3)
+
+    def product(a: Any, b: Any) -> Any:
+        if form == "in place":
+            a = a * 1
+            a *= b
+            return a
+        return {"both": a * b, "left": a * complex(0.3, -0.7), "right": complex(0.3, 0.7) * a}[form]
+
+    for _ in range(50):
+        a, b = (dtype(complex(*rng.normal(size=2))) for _ in range(2))
+        seen: list[Any] = []
+
+        def loss(a: Any, b: Any, seen: list[Any] = seen) -> Any:
+            seen.append(product(a, b))
+            return np.real(seen[-1] * (0.4 + 1.3j))
+
+        value, (da, _) = remat.value_and_grad(loss, wrt=(0, 1))(a, b)
+        assert same_bits(value, loss(a, b))
+        slope = (loss(a + dtype(1), b) - loss(a - dtype(1), b)) / 2  # exact: it is linear
+        assert np.isclose(np.real(da), slope, rtol=1e-5, atol=1e-5)

@@ -135,6 +135,9 @@ class NumpyAdapter:
         # A number is counted as nothing: it is smaller than any record of it.
         return 0 if isinstance(tensor, np.generic) else array_bytes(tensor)
 
+    def stride(self, tensor: Array) -> None:
+        return None
+
     def memory(self, tensor: Array) -> Memory | None:
         return memory_behind(tensor) if isinstance(tensor, np.ndarray) else None
 

@@ -69,6 +69,15 @@ def _power(base: Any, exponent: Any) -> Any:
 primitive_vjps[_power] = primitive_vjps[anp.power]
 
 
+@primitive  # type: ignore[untyped-decorator]
+def multiply(one: Any, other: Any) -> Any:
+    """Multiply complex numbers that are no arrays: the operator has other bits than np.multiply."""
+    return one * other
+
+
+primitive_vjps[multiply] = primitive_vjps[anp.multiply]
+
+
 class TracedArray(ArrayBox):  # type: ignore[misc]
     """An array in a trace of remat."""
 
@@ -219,6 +228,12 @@ class TracedArray(ArrayBox):  # type: ignore[misc]
     def __rpow__(self, other: Any) -> Any:
         return _power(other, self)
 
+    def __mul__(self, other: Any) -> Any:
+        return multiply(self, other) if _are_complex_numbers(self, other) else _mul(self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return multiply(other, self) if _are_complex_numbers(self, other) else _rmul(self, other)
+
     def __divmod__(self, other: Any) -> Any:
         return anp.floor_divide(self, other), anp.mod(self, other)
 
@@ -355,6 +370,16 @@ for _name in (
     setattr(TracedArray, _name, _method(_name))
 
 
+def _are_complex_numbers(one: Any, other: Any) -> bool:
+    value = plain(one)
+    if isinstance(value, np.ndarray) or isinstance(plain(other), np.ndarray):
+        return False
+    return isinstance(value, _COMPLEX) or isinstance(plain(other), _COMPLEX)
+
+
+_COMPLEX = (complex, np.complexfloating)
+
+
 def _operator(name: str) -> Any:
     """Call autograd's operator, and say what it does not support."""
     operation = getattr(ArrayBox, f"__{name}__")
@@ -373,7 +398,9 @@ def _operator(name: str) -> Any:
     return call
 
 
-for _name in ("add", "sub", "mul", "truediv", "matmul", "mod"):
+_mul, _rmul = _operator("mul"), _operator("rmul")
+
+for _name in ("add", "sub", "truediv", "matmul", "mod"):
     setattr(TracedArray, f"__{_name}__", _operator(_name))
     if hasattr(ArrayBox, f"__r{_name}__"):
         setattr(TracedArray, f"__r{_name}__", _operator(f"r{_name}"))

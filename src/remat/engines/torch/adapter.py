@@ -167,6 +167,9 @@ class TorchAdapter:
     ) -> object:
         return ref(tensor, callback)
 
+    def stride(self, tensor: Tensor) -> tuple[int, ...] | None:
+        return None if tensor.is_contiguous() else tensor.stride()
+
     def memory(self, tensor: Tensor) -> Memory | None:
         if not is_plain(tensor):
             return None

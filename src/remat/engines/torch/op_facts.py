@@ -67,9 +67,10 @@ class TorchFacts:
         return name.endswith("_like") or name.startswith("new_")
 
     def reads_results(self, args: tuple[Any, ...]) -> bool:
-        return any(
-            isinstance(arg, Tensor) and not arg._is_view() and not arg.is_leaf for arg in args
-        )
+        for arg in args:  # (a generator would be one more call for each op)
+            if isinstance(arg, Tensor) and not arg._is_view() and not arg.is_leaf:
+                return True
+        return False
 
     def is_function(self, func: Any) -> bool:
         return traits_of(func) is FUNCTION

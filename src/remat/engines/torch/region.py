@@ -27,14 +27,11 @@ __all__ = ["TorchRegion", "TorchSavedTensor", "unpack"]
 class TorchSavedTensor(region.SavedTensor):
     """The placeholder that autograd holds instead of a tensor."""
 
-    __slots__ = ("is_leaf", "lost")
+    __slots__ = ()
 
     region: TorchRegion
-
-    def __init__(self, operand: Operand, region: TorchRegion) -> None:
-        super().__init__(operand, region)
-        self.is_leaf = False  # its tensor is the very leaf, for a custom Function
-        self.lost = ""  # what a custom Function would miss of the tensor
+    # `remark`: `_LEAF` if its tensor is the very leaf, for a custom Function; or, in words, what a
+    # custom Function would miss of the tensor.
 
     def keep_leaf(self, tensor: Tensor) -> None:
         """Keep a leaf as autograd would: the same object, with its class and attributes.
@@ -43,20 +40,23 @@ class TorchSavedTensor(region.SavedTensor):
         """
         if not tensor.is_inference():
             self.receive(tensor, is_kept=True)
-            self.is_leaf = True
+            self.remark = _LEAF
 
-    def take(self) -> Tensor:
-        if self.lost and is_custom_function_in_backward():
-            raise _loses(self.lost)
-        tensor: Tensor
-        if self.is_leaf and self.value.origin.is_external and not is_custom_function_in_backward():
-            # An op of PyTorch gets what is held of the leaf, which may be a copy, and is checked.
-            if self.region.observer is not None:
-                self.region.observer.used(self)
-            tensor = self._take_from_value()
-        else:
-            tensor = super().take()
+    def take_otherwise(self) -> Tensor | None:
+        if self.remark is not _LEAF:
+            if is_custom_function_in_backward():
+                raise _loses(self.remark)
+            return None
+        if not self.value.origin.is_external or is_custom_function_in_backward():
+            return None
+        # An op of PyTorch gets what is held of the leaf, which may be a copy, and is checked.
+        if self.region.observer is not None:
+            self.region.observer.used(self)
+        tensor: Tensor = self._take_from_value()
         return tensor
+
+
+_LEAF = object()
 
 
 def _loses(what: str) -> UnsupportedError:
@@ -92,14 +92,6 @@ class TorchRegion(region.Region):
         super().__init__(name, retention=retention)
         self.preserve_rng_state = preserve_rng_state
         self._dtype = torch.get_default_dtype()
-
-    def save(
-        self, operand: Operand, tensor: Tensor | None, *, by_region: bool = False
-    ) -> TorchSavedTensor:
-        saved: TorchSavedTensor = super().save(operand, tensor, by_region=by_region)
-        if tensor is not None and not tensor.is_contiguous():
-            saved.stride = tensor.stride()
-        return saved
 
     def _compute(self, wanted: list[Operand]) -> list[Tensor]:
         if torch.get_default_dtype() is self._dtype and not count_function_modes():

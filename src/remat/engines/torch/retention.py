@@ -57,7 +57,8 @@ _current_pass = current_graph_task
 
 def hold(value: Value, tensor: Tensor) -> None:
     """Hold a value by a detached tensor with the original geometry."""
-    value.held = held_by(tensor)
+    # `held_by`, inlined: this is called for most ops.
+    value.held = Held(tensor, -1 if tensor.is_inference() else tensor._version)
 
 
 def made_by_op(value: Value, tensor: Tensor) -> Tensor:
@@ -122,7 +123,7 @@ def keep(value: Value, tensor: Tensor) -> None:
 def protect(value: Value, tensor: Tensor, storage: Any) -> None:
     """Hold an external input. `storage` is None if it is no plain memory."""
     if value.origin is Origin.PARAMETER:
-        value.held = held_by(tensor)
+        value.held = Held(tensor, -1 if tensor.is_inference() else tensor._version)
         value.held.storage = storage
         value.held.optimizer_steps = optimizer_steps_of(tensor)
     elif tensor.is_inference():

@@ -187,8 +187,10 @@ class Recorder(TorchDispatchMode):
         if value.origin.is_external or (tensor.is_leaf and not is_bare):
             return self._pack_external(operand, value, tensor, is_bare=is_bare)
         saved: TorchSavedTensor = region.save(operand, tensor)
+        if not tensor.is_contiguous():
+            saved.stride = tensor.stride()
         if not is_bare:
-            saved.lost = _beside_data(tensor)
+            saved.remark = _beside_data(tensor)
         return saved
 
     def _pack_external(
@@ -204,7 +206,7 @@ class Recorder(TorchDispatchMode):
         if is_leaf:
             saved.keep_leaf(tensor)
         elif not is_bare:
-            saved.lost = _beside_data(tensor)
+            saved.remark = _beside_data(tensor)
         if region.observer is not None:
             region.observer.saved(saved, tensor)
         return saved

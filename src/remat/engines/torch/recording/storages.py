@@ -265,7 +265,8 @@ class StorageTable:
 
     def note(self, storage: Any, value: Value) -> None:
         """Set the current value of a storage."""
-        self.values.pop(key_of(storage), None)
+        # `key_of`, inlined.
+        self.values.pop(getattr(storage, "_remat", None) or storage._cdata, None)
         if value.origin is Origin.PARAMETER:
             key = storage._cdata
             if getattr(storage, "_remat", None) is not None:
