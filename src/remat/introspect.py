@@ -40,6 +40,8 @@ GONE = object()  # what a place holds that does not exist (any more)
 
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))  # refer to nothing
 _LISTS = (list, collections.deque)
+_EMPTY: dict[Any, Any] = {}
+_VIEWS_OF_DICTS = (type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items()))
 _MANY = 1000  # entries of a container
 _WALKED_STANDARD_TYPES = (types.SimpleNamespace, collections.UserDict, collections.UserList)
 # By name: importing them for this would be a waste.
@@ -163,9 +165,9 @@ def references(
     """Return what a value refers to directly, each with its place.
 
     Functions, classes and objects that are opaque refer to nothing but the function of the program
-    that they wrap; containers, methods, partials and wrappers (`staticmethod`, `property`) are
-    never opaque. With `hidden`, what only the garbage collector knows of (sets, generators,
-    extension types) is followed, too; it has no place.
+    that they wrap; containers, methods, partials, exceptions and wrappers (`staticmethod`,
+    `property`) are never opaque. With `hidden`, what only the garbage collector knows of (sets,
+    generators, extension types) is followed, too; it has no place.
 
     >>> weight = [1.0, 2.0]
     >>> def step(x, scale=3.0):
@@ -278,6 +280,11 @@ _CONTAINERS: list[tuple[Any, Callable[[Any], list[Reference]]]] = [
     (_LISTS, _of_list),
     (dict, _of_dict),
     (set | frozenset, _nowhere),
+    (slice, lambda value: _nowhere((value.start, value.stop, value.step))),
+    (BaseException, lambda value: [*_nowhere(value.args), *_of_attributes(value)]),
+    (types.MappingProxyType, lambda value: _nowhere(value.values())),
+    (_VIEWS_OF_DICTS, _nowhere),
+    (types.CellType, lambda value: list(_content_of(value))),
 ]
 
 

@@ -33,6 +33,7 @@ _CORRECTED = 3  # passes after which plans stay as they are
 _TOLERANCE = 1.05  # times the budget is what a pass may take without a warning
 _MANY = 32  # plans that are remembered
 _NEW_PROGRAMS = 4  # that are planned at once, although nobody has followed a plan so far
+_SEEN = 1000  # passes without a plan that are remembered
 _PASSES_EACH = 10  # that follow plans pay for one more
 
 
@@ -52,6 +53,8 @@ class Budget:
         self._searches = Searches(planner)
         self._credit = float(_NEW_PROGRAMS)  # of programs to be planned when they first run
         self._unplanned: list[Any] = []  # the ops of the last pass that followed no plan
+        self._seen: dict[int, None] = {}  # passes that followed no plan, by a hash of their ops
+        self._unused = 0  # plans that were made since one was followed
         self._share = share  # of it that is planned for
         self.planned: list[Planned] = []  # the one that ran last comes first
         self.last: PassRecord | None = None
@@ -156,7 +159,7 @@ class Budget:
         elif ended.follower.is_complete and ended.follows:
             planned = ended.follower.current
             assert planned is not None
-            self._credit = min(self._credit + 1 / _PASSES_EACH, _NEW_PROGRAMS)
+            self._earn_credit()
             self._ran_again(planned, ended)
         elif self._is_worth_planning(ended):
             self._plan(ended)
@@ -177,22 +180,34 @@ class Budget:
         if not settled.is_complete:
             planned.was_left()
         elif planned in self.planned:
-            self._credit = min(self._credit + 1 / _PASSES_EACH, _NEW_PROGRAMS)
+            self._earn_credit()
             known = [other for other in self.planned if other is not planned]
             self.planned[:] = [planned, *known]
             planned.passes += 1
             self.last = planned.record
 
+    def _earn_credit(self) -> None:
+        """A plan was followed: others may be, too."""
+        self._credit = min(self._credit + 1 / _PASSES_EACH, _NEW_PROGRAMS)
+        self._unused = 0
+
     def _is_worth_planning(self, ended: BudgetedPass) -> bool:
         """Return whether a program is likely to run again.
 
-        One whose ops differ from step to step (experts that get no token, stochastic depth) would
-        be planned in every step, and the plans never be followed. It keeps to the budget without.
+        One whose ops or sizes differ from step to step (experts with other tokens, stochastic
+        depth) would be planned in every step, and the plans never be followed. It keeps to the
+        budget without; what runs a second time is planned.
         """
         funcs = [key[0] for key in ended.tracer.keys]
         is_repeated, self._unplanned = funcs == self._unplanned, funcs
-        if is_repeated or self._credit >= 1:
+        number = hash(tuple(ended.tracer.keys))
+        was_seen = number in self._seen
+        self._seen[number] = None
+        if len(self._seen) > _SEEN:
+            del self._seen[next(iter(self._seen))]
+        if was_seen or self._credit >= 1 or (is_repeated and self._unused < _NEW_PROGRAMS):
             self._credit = max(0.0, self._credit - 1)
+            self._unused += 1
             return True
         return False
 

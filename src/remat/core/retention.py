@@ -147,7 +147,7 @@ class Retention:
         """Decide about the outputs of an op. By-products follow the main output."""
         policy = self.policy
         self._was_asked = True
-        main, tensor = max(made, key=lambda pair: pair[1].nbytes)
+        main, tensor = max(made, key=lambda pair: self._engine.nbytes(pair[1]))
         if isinstance(policy, CallPolicy):
             assert main.op is not None
             decision = policy.decide(main.op.traits.func, args, kwargs, out)
@@ -199,7 +199,7 @@ class Retention:
         op = value.op
         reads = () if op is None else tuple(tuple(read.size) for read in op.reads)
         name = "" if op is None else str(op.traits.func)
-        shapes = (tuple(tensor.shape), *reads)
+        shapes = (tuple(getattr(tensor, "shape", ())), *reads)  # a list of arrays has none
         nbytes = self._engine.nbytes(tensor)
         return policy(Candidate(name, shapes, nbytes, value.name, is_saved))
 

@@ -58,7 +58,7 @@ def _like(given: int | float | str, nbytes: int, budget: int) -> str:
     if isinstance(given, str):
         return f'"{math.ceil(nbytes / 1000)}KB"'
     if isinstance(given, float) and budget and nbytes * given <= budget:
-        return _rounded_up(nbytes * given / budget)
+        return min(_rounded_up(nbytes * given / budget), "1.0", key=float)  # never above a whole
     return str(nbytes)
 
 

@@ -19,7 +19,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from .. import trees
-from ..introspect import Walk, is_library_object
+from ..introspect import Walk, find_within, is_lazy, is_library_object
 from .analysis import LoopSpec
 from .identity import ATOMS, UNBOUND, Contents, LoopResults, StepObjects, Token, parts, take_apart
 from .iterables import Items
@@ -411,9 +411,11 @@ def _is_opaque(value: Any) -> bool:
 
 def loses_gradients(value: Any, api: Values) -> bool:
     """Say whether a value that is no tree holds arrays, or makes them later."""
-    if not is_object(value, api):
+    if isinstance(value, ATOMS) or api.is_array_type(type(value)):
         return False
-    return isinstance(value, Iterator) or bool(held_arrays(value, api))
+    return is_lazy(value) or bool(
+        find_within(value, lambda part: api.is_array_type(type(part)) and api.is_made(part))
+    )
 
 
 def is_object(value: Any, api: Values) -> bool:

@@ -366,3 +366,28 @@ def test_validation_inside_of_a_manager_and_a_budget_that_is_given_later() -> No
             assert manager.last_pass.budget == megabytes * 1e6
             assert manager.last_pass.followed
             assert [len(b.planned) for b in manager._budgets if b.planned] == [1]
+
+
+def test_every_pass_keeps_to_the_budget() -> None:
+    """The fourth as well as the first, and all after that."""
+    x = np.random.default_rng(0).normal(size=(400, 400))  # 1.28 MB
+    budget = 14_000_000
+
+    def program(x: Any) -> Any:
+        for _ in range(10):
+            x = x + 0.1 * np.tanh(x * x) * np.exp(-x * x)
+        return np.sum(x * x)
+
+    gradient = remat.grad(program, memory_budget=budget)
+    expected = remat.grad(program)(x)
+    peaks = []
+    for _ in range(14):
+        tracemalloc.start()
+        try:
+            np.testing.assert_array_equal(gradient(x), expected)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    # The first two plan, which takes memory of its own; all else is Python's objects.
+    assert max(peaks[2:]) <= 1.05 * budget
+    assert max(peaks) <= budget + 6_000_000

@@ -147,3 +147,32 @@ def test_a_scope_inside_asks_only_for_what_is_still_to_be_used() -> None:
 
     x = np.linspace(-0.7, 0.9, 6)
     assert same_bits(remat.grad(f)(x), remat.grad(lambda x: f(x, enabled=False))(x))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        remat.policies.save_matmuls,
+        remat.policies.save_everything,
+        remat.policies.save_below(100),
+        lambda op_name, shapes, nbytes, name: nbytes > 10,
+    ],
+    ids=["matmuls", "everything", "below", "own"],
+)
+@pytest.mark.parametrize("name", ["eigh", "svd", "slogdet"])
+def test_policies_decide_about_functions_with_several_results(policy, name) -> None:
+    function = getattr(np.linalg, name)
+
+    def program(x):
+        return sum(np.sum(part * part) for part in function(x @ x.T)[:2])
+
+    x = np.eye(3) + 0.1 * np.arange(9.0).reshape(3, 3)
+    expected = remat.grad(program)(x)
+    found = remat.grad(lambda x: remat.checkpoint(program, x, policy=policy))(x)
+    np.testing.assert_array_equal(found, expected)
+
+    def in_a_scope(x):
+        with remat.CheckpointScope("several", policy=policy):
+            return program(x)
+
+    np.testing.assert_array_equal(remat.grad(in_a_scope)(x), expected)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import nn
 
 import remat
+from remat.core.budget import Budget
 from remat.plans import search
 
 ROWS, WIDTH, LAYERS = 256, 32, 9
@@ -140,3 +143,21 @@ def test_a_program_that_comes_after_odd_ones_is_planned(searched) -> None:
         assert manager.last_pass.followed
         assert len(manager.last_pass.trace.ops) > 30  # it is the program of nine layers
         assert manager.last_pass.recomputed_ops > 0
+
+
+def test_sizes_that_are_new_in_every_step_are_not_planned(monkeypatch) -> None:
+    """The ops are the same, and no plan is ever followed: each would be made in vain."""
+    planned = []
+    plan = Budget._plan
+    monkeypatch.setattr(Budget, "_plan", lambda self, p: (planned.append(p), plan(self, p)))
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(8)])
+    rows = random.Random(0).sample(range(300, 600), 40)
+    with remat.CheckpointManager(memory_budget=0.6):
+        for count in rows:
+            model(torch.ones(count, 32)).square().mean().backward()
+    assert len(planned) <= 10
+    with remat.CheckpointManager(memory_budget=0.6) as manager:
+        for count in [*rows[:12], *rows[:12], *rows[:12]]:  # what comes again is planned
+            model(torch.ones(count, 32)).square().mean().backward()
+    assert manager.last_pass.followed

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from ... import trees
 from ...core import budget
+from ...core.following import Planned
 from ...core.passes import PassRegion
 from ...errors import UnsupportedError
 from ...plans import PassRecord, Plan, Trace
@@ -75,6 +76,9 @@ class NumpyBudget(budget.Budget):
             return function(*args)
         with self.recorded():
             return function(*args)
+
+    def settle(self, planned: Planned, first: Any) -> None:
+        """Record each pass: without its record, rules would hold all that they need."""
 
     def make_region(self, name: str) -> NumpyRegion:
         return NumpyRegion(name)
