@@ -349,7 +349,7 @@ def _warn_of_more(trace: Trace, budget: int, smallest: int, reserved: int) -> No
     warn_once(
         ("budget exceeded", trace.signature, budget),
         f"a pass takes {reserved} bytes ({format_bytes(reserved)}) more than its ops show, so it "
-        f"does not fit into the budget of {format_bytes(budget)} whatever is recomputed: it takes "
+        f"does not fit into the budget of {format_bytes(budget)} by any plan found: it takes "
         f"{format_bytes(needed)}. The backward of an op (an FFT, a custom Function) allocates it, "
         f"or the program holds tensors; give at least {needed} bytes, or let it allocate less",
     )

@@ -133,8 +133,8 @@ class Search:
             least, ends = self._surely_least, self._ends
             what = "pass" if ends is None else f"chain of {len(ends)} layers"
             raise BudgetTooSmallError(
-                f"this {what} needs at least {least} bytes ({format_bytes(least)}) whatever is "
-                f"recomputed, got memory_budget={memory_budget!r}"
+                f"this {what} needs at least {least} bytes ({format_bytes(least)}) by all "
+                f"plans that were found, got memory_budget={memory_budget!r}"
                 f"{'' if isinstance(memory_budget, int) else f' ({budget} bytes)'}; a plain pass "
                 f"needs {format_bytes(self.plain.peak_bytes)}",
                 smallest=least,
