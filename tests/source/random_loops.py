@@ -355,7 +355,12 @@ def outcome_torch(function: Any) -> Any:
         gradients = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
     except Exception as error:
         # (Or an entry of what a loop has collected was written to, and nothing shows that it is.)
-        refusals = "an inplace operation", "Output .* of Unbind.* is a view and is being modified"
+        # Neither does anything show that a function has stored the state of a step in an object.
+        refusals = (
+            "an inplace operation",
+            "Output .* of (Unbind|Select).* is a view and is being modified",
+            "a view of a leaf Variable that requires grad is being used in an in-place operation",
+        )
         return INVALID if any(re.search(each, str(error)) for each in refusals) else type(error)
     found = [
         torch.zeros_like(x) if g is None else g for g, x in zip(gradients, leaves, strict=True)
@@ -401,6 +406,8 @@ def examine(
         transformed = remat.checkpoint_loops(function, **{"min_steps": 2, **options})
         with remat.CheckpointProfiler() as profiler:
             found = outcome(transformed)
+    if found is remat.RecomputeMismatchError and "remember(" in source:
+        return None, profiler.checkpoint_count(), "found not to repeat itself"
     if found is not plain and isinstance(found, type) and found in REFUSED:
         fate = "refused while it ran"
     elif found == INVALID != plain:
