@@ -27,12 +27,12 @@ class CheckpointGroup:
     >>> import remat
     >>> group = remat.CheckpointGroup("pairs")
     >>> def both(x, y):
-    ...     return x * y, x + y
+    ...     return np.exp(x * y), x + y
     >>> def f(x):
-    ...     product, total = group.checkpoint_fn(both, x, 3.0)
-    ...     return np.sum(product + total)
-    >>> remat.grad(f)(np.zeros(2))
-    array([4., 4.])
+    ...     power, total = group.checkpoint_fn(both, x, 3.0)
+    ...     return np.sum(power + total)
+    >>> float(remat.grad(f)(np.zeros(100))[0])
+    4.0
     >>> group.calls, group.recompute_count()
     (1, 1)
     """
