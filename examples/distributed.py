@@ -74,6 +74,7 @@ if __name__ == "__main__":
     if "RANK" in os.environ:  # torchrun says who we are
         dist.init_process_group("gloo")
         main()
+        dist.barrier()  # a rank that leaves early may take the others' connections with it
         dist.destroy_process_group()
     else:
         with tempfile.TemporaryDirectory() as folder:
