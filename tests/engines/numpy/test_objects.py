@@ -73,7 +73,8 @@ def test_a_segment_that_returns_an_object_loses_no_gradient(call: Any, make: Any
         made = call(lambda y: make(np.sin(y)), x)
         return np.sum(content(made) * 2) + np.sum(x)
 
-    right_or_refused(f, EXPECTED)
+    # (NumPy itself cannot put traced numbers into an array of objects.)
+    assert right_or_refused(f, EXPECTED) or make is MAKERS["object array"]
 
 
 @pytest.mark.parametrize("make", list(MAKERS.values())[:-1], ids=list(MAKERS)[:-1])
@@ -90,7 +91,7 @@ def test_a_segment_that_returns_a_generator_loses_no_gradient(call: Any) -> None
     def f(x: Any) -> Any:
         return np.sum(next(call(lambda y: (np.sin(y) for _ in range(1)), x)) * 2) + np.sum(x)
 
-    right_or_refused(f, EXPECTED)
+    assert right_or_refused(f, EXPECTED)
 
 
 @dataclass
